@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +13,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
@@ -396,6 +399,10 @@ class TorchStrategy(Strategy):
         """Raise Unsupported for a user's module that this strategy cannot train."""
 
 
+SAME_SAMPLES = ("layer", "stage")  # axes along which processes train on the same samples
+AXES_OF_MESSAGES = {"all_reduce": "copy", "send": "stage", "receive": "stage"}  # others are along that of shards
+
+
 class GroupStrategy(TorchStrategy):
     """The base of strategies whose processes exchange messages within one group of torch.distributed."""
 
@@ -407,6 +414,19 @@ class GroupStrategy(TorchStrategy):
     def group_backend(self) -> str:
         return self.requested_backend()
 
+    def axes(self) -> dict[str, int]:
+        """Return how the processes are arranged: the axes, one or two, and the number of processes along each.
+        Consecutive ranks are along the last axis."""
+        return {"shard": self.spec.processes}
+
+    @functools.cached_property
+    def mesh(self) -> DeviceMesh:
+        return groups.build_mesh(self.axes(), self.device.type, self.spec.group_timeout_s)
+
+    def shard(self) -> tuple[int, int]:
+        sharing = math.prod(count for axis, count in self.axes().items() if axis in SAME_SAMPLES)
+        return self.place.rank // sharing, self.spec.processes // sharing
+
     def messages(self) -> list[Message]:
         """Return the messages of one more step in the order of sending, as PyTorch's operators show them."""
         if self.last_batch is None:
@@ -416,7 +436,10 @@ class GroupStrategy(TorchStrategy):
 
     def group_of(self, sent: profiling.SentTensor) -> dist.ProcessGroup | None:
         """Return the group of processes in which a message of a step is sent; None: it is that of all."""
-        return None
+        if len(self.axes()) == 1:
+            return None
+        axis = "layer" if sent.is_activation else AXES_OF_MESSAGES.get(sent.kind, "shard")
+        return self.mesh.get_group(axis if axis in self.axes() else "shard")
 
     @property
     def sends_at_once(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.strategies.base import Unsupported, create_on_all_ranks, listen_for_ranks, not_measured_if_unsupported
 
@@ -87,16 +89,18 @@ def _open_store(rank: int, size: int, timeout: timedelta) -> dist.TCPStore:
     return dist.TCPStore(host, port, size, is_master=True, timeout=timeout, master_listen_fd=descriptor)
 
 
-def build_axis_groups(processes: int, neighbours: int, timeout_s: float) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return this process's two groups in a mesh of two axes: that across, and that of so many consecutive ranks. All
-    processes have to form them at the same time."""
-    ranks = torch.arange(processes).view(-1, neighbours)
+def build_mesh(axes: Mapping[str, int], device: str, timeout_s: float) -> DeviceMesh:
+    """Arrange all processes along one or two axes, consecutive ranks along the last one. All of them have to call this
+    at the same time."""
+    names = tuple(axes)
+    if len(names) == 1:
+        # The group itself: where there are GPUs, some versions of PyTorch make another one beside Gloo, over NCCL.
+        return DeviceMesh.from_group(dist.group.WORLD, device, mesh_dim_names=names)
+    ranks = torch.arange(math.prod(axes.values())).view(*axes.values())
     # With the backend of the default group, and not with PyTorch's own limit of ten minutes.
     timeout = timedelta(seconds=timeout_s)
-    across, within = (
-        dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.t(), ranks)
-    )
-    return across, within
+    groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.t(), ranks)]
+    return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=names)
 
 
 class Message(NamedTuple):

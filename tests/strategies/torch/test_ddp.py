@@ -234,7 +234,7 @@ def strategy(kind, **options):
 def test_groups_of_meshes(monkeypatch):
     """That of all processes is the group itself: another one would have the backend that PyTorch prefers for GPUs, and
     its own time limit. Those along the axes have the limit of the run."""
-    mesh = strategy(Fsdp).build_mesh()
+    mesh = strategy(Fsdp).mesh
     assert mesh.get_group() is dist.group.WORLD and mesh.size() == 4
     made, new_group = [], dist.new_group
 
@@ -243,7 +243,7 @@ def test_groups_of_meshes(monkeypatch):
         return new_group(ranks, timeout, **more)
 
     monkeypatch.setattr(dist.distributed_c10d, "new_group", record)
-    mesh = strategy(Hsdp, shards=2).build_mesh()
+    mesh = strategy(Hsdp, shards=2).mesh
     assert mesh.mesh_dim_names == ("copy", "shard") and mesh.mesh.tolist() == [[0, 1], [2, 3]]
     assert made and {timeout for _, timeout in made} == {timedelta(seconds=77)}
     groups = [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in ("copy", "shard")]

@@ -19,7 +19,7 @@ from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message, TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
-from scalebench.strategies.torch.pipeline.schedule import MicroBatchSchedule, StageGroup
+from scalebench.strategies.torch.pipeline.schedule import MicroBatchSchedule, StagePlace
 from scalebench.strategies.torch.pipeline.stage import (
     COUNTED_COSTS,
     PASSES_REPEATS,
@@ -29,7 +29,6 @@ from scalebench.strategies.torch.pipeline.stage import (
     measure_median_s,
     measure_node_costs,
 )
-from scalebench.strategies.torch.profiling import SentTensor
 from scalebench.workloads import networks, partition
 from scalebench.workloads.network import Network
 
@@ -45,7 +44,7 @@ class ModelParallel(GroupStrategy):
     micro_batches: int = 1
     stage_count: int
     replicas: int = 1
-    stage_group: StageGroup
+    stage: StagePlace
     network_stages: list[partition.NetworkStage]
     layouts: list[ActivationLayout]
     _micro_batch_schedule: MicroBatchSchedule
@@ -55,8 +54,9 @@ class ModelParallel(GroupStrategy):
         self.stage_count = spec.processes
         self._num_params: int | None = None
 
-    def shard(self) -> tuple[int, int]:
-        return self.place.rank // self.stage_count, self.replicas
+    def axes(self) -> dict[str, int]:
+        stages = {"stage": self.stage_count}
+        return stages if self.replicas == 1 else {"copy": self.replicas, **stages}
 
     def count_micro_batches(self) -> int:
         """Return the number of parts in which a batch passes through the stages."""
@@ -72,8 +72,8 @@ class ModelParallel(GroupStrategy):
 
     def join(self) -> TorchGroup | None:
         group = super().join()
-        timeout_s = self.spec.group_timeout_s
-        self.stage_group = StageGroup(self.place.rank, self.stage_count, self.replicas, self.device, timeout_s)
+        index, stages = self.place.rank % self.stage_count, self.stage_count
+        self.stage = StagePlace(index, stages, self.device, self.mesh.get_group("stage"))
         return group
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -82,16 +82,16 @@ class ModelParallel(GroupStrategy):
         Stages draw different random numbers, as the layers of one device do.
         """
         torch.manual_seed(self.spec.config.seed + self.place.rank)
-        group, self.layouts = self.stage_group, []
+        stage, self.layouts = self.stage, []
         for index in range(self.stage_count):
-            layout = self._determine_layout() if index == group.index else None
-            self.layouts.append(group.broadcast_object(layout, index))
-        output_layout = None if group.is_last else self.layouts[group.index]
+            layout = self._determine_layout() if index == stage.index else None
+            self.layouts.append(self._gather_objects(layout)[index])
+        output_layout = None if stage.is_last else self.layouts[stage.index]
         module = StageModule(self.model.module, self.precision.autocast, self._input_layout(), output_layout)
         self._micro_batch_schedule = MicroBatchSchedule(
-            self.schedule, self.micro_batches, module, group, self.layouts, self.spec.config, self.model.loss.mean
+            self.schedule, self.micro_batches, module, stage, self.layouts, self.spec.config, self.model.loss.mean
         )
-        for size in partition.epoch_batch_sizes(self.spec, group.replica, self.replicas):
+        for size in partition.epoch_batch_sizes(self.spec, *self.shard()):
             self._micro_batch_schedule.prepare(size)
         return module
 
@@ -100,30 +100,25 @@ class ModelParallel(GroupStrategy):
         self.optimizer.zero_grad()
         part = self._micro_batch_schedule(batch)
         if self.replicas > 1:
-            gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
-            self.stage_group.sum_gradients(gradients)
+            self._sum_gradients([each.grad for each in self.model.parameters() if each.grad is not None])
         self.precision.step_optimizer(self.optimizer)
         return part
 
     partial_step = never_measured("has no step without what its stages pass on")
-
-    def group_of(self, sent: SentTensor) -> dist.ProcessGroup | None:
-        group = self.stage_group
-        return group.replica_group if sent.kind == "all_reduce" else group.stage_group
 
     def messages(self) -> list[Message]:
         """Return what this process sends and receives in a step: activations, then their gradients, and last the sums
         over replicas. In this order no stage waits for one that waits for it, whatever they compute between."""
 
         def order(message: Message) -> int:
-            is_forward = (message.kind == "send") == (message.root > self.stage_group.index)
+            is_forward = (message.kind == "send") == (message.root > self.stage.index)
             return 2 if message.kind == "all_reduce" else 0 if is_forward else 1
 
         return sorted(super().messages(), key=order)
 
     def list_sizes(self) -> list[int]:
         """Return what all processes send, and the sums of gradients of each stage."""
-        kinds = ("send",) if self.stage_group.replica else ("send", "all_reduce")
+        kinds = ("send",) if self.shard()[0] else ("send", "all_reduce")
         sizes: list[Any] = [None] * self.spec.processes
         dist.all_gather_object(sizes, [each.size_bytes for each in self._messages if each.kind in kinds])
         return [size for several in sizes for size in several]
@@ -141,7 +136,7 @@ class ModelParallel(GroupStrategy):
 
     def parameters(self) -> dict[str, Any]:
         """Return the weights of the complete model; every process has to call this."""
-        gathered = self.stage_group.gather_objects(self.model.arrays())
+        gathered = self._gather_objects(self.model.arrays())
         return {name: array for arrays in gathered for name, array in arrays.items()}
 
     def stages(self) -> list[StageRecord]:
@@ -149,19 +144,19 @@ class ModelParallel(GroupStrategy):
         if self.stage_count == 1 or self.last_batch is None:
             return []
         self.begin_batch(self.last_batch)
-        group, work_s = self.stage_group, None
+        own, work_s = self.stage, None
         for index in range(self.stage_count):
-            if index == group.index:
+            if index == own.index:
                 passes = self._micro_batch_schedule.build_local_passes(self.last_batch)
                 work_s = measure_median_s(passes, self.synchronize, PASSES_REPEATS)
             self.broadcast(0.0)
-        stage = self.network_stages[group.index]
-        sent_bytes = None if group.is_last else self.layouts[stage.index].size_bytes(self.last_batch.samples)
+        stage = self.network_stages[own.index]
+        sent_bytes = None if own.is_last else self.layouts[stage.index].size_bytes(self.last_batch.samples)
         return [
             StageRecord(
                 index=stage.index,
                 stages=self.stage_count,
-                replica=group.replica,
+                replica=self.shard()[0],
                 first=stage.nodes[0].name,
                 last=stage.output.name,
                 parameter_bytes=self._parameter_bytes(stage.index),
@@ -174,7 +169,7 @@ class ModelParallel(GroupStrategy):
     def _build_network(self) -> NetworkModule:
         network = networks.build_network(self.spec.config.model)
         self.network_stages = partition.split_into_stages(network, self.stage_count, self._node_costs(network))
-        stage = self.network_stages[self.stage_group.index]
+        stage = self.network_stages[self.stage.index]
         return build_network_module(stage.network(self.spec.config.model.name), self.spec.config, self.device)
 
     def _node_costs(self, network: Network) -> list[float]:
@@ -205,7 +200,21 @@ class ModelParallel(GroupStrategy):
         return ActivationLayout.from_outputs(outputs)
 
     def _input_layout(self) -> ActivationLayout | None:
-        return None if self.stage_group.is_first else self.layouts[self.stage_group.index - 1]
+        return None if self.stage.is_first else self.layouts[self.stage.index - 1]
+
+    def _gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all stages on all stages."""
+        values: list[Any] = [None] * self.stage_count
+        dist.all_gather_object(values, value, group=self.stage.group)
+        return values
+
+    def _sum_gradients(self, gradients: list[Tensor]) -> None:
+        """Add up all gradients of this stage over the replicas, in place and in one message."""
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=self.mesh.get_group("copy"))
+        totals = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, total in zip(gradients, totals, strict=True):
+            gradient.copy_(total.view(gradient.shape))
 
     def _micro_batch_samples(self, replica: int) -> int:
         full, _ = partition.epoch_batch_sizes(self.spec, replica, self.replicas)

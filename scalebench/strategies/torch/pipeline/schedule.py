@@ -1,12 +1,9 @@
-"""The groups of processes that hold a model's stages, what they send, and the micro-batch schedules.
-
-Schedules are those of torch.distributed.pipelining.
-"""
+"""The place of a stage, and the micro-batch schedules of torch.distributed.pipelining."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +13,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from scalebench.core.spec import Config
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import build_axis_groups, choose_bound_device
 from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, StagePasses, example_inputs
 from scalebench.workloads.partition import BatchSize
 
@@ -24,44 +20,21 @@ SCHEDULES: dict[str, type[Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class StageGroup:
-    """This process's position among the stages and replicas: rank = replica * stages + index.
+class StagePlace(NamedTuple):
+    """A process's place among the stages of one replica, which form a group."""
 
-    `stage_group` has the stages of this replica, `replica_group` this stage of all replicas; with one replica both are
-    None, and stages use the default group.
-    """
+    index: int
+    stages: int
+    device: torch.device
+    group: dist.ProcessGroup
 
-    def __init__(self, rank: int, stages: int, replicas: int, device: torch.device, timeout_s: float) -> None:
-        """Form the groups, which all processes have to do at the same time."""
-        self.stages, self.replicas, self.device = stages, replicas, device
-        self.replica, self.index = divmod(rank, stages)
-        self.is_first, self.is_last = self.index == 0, self.index == stages - 1
-        self._first_rank = self.replica * stages
-        self.stage_group: Any = None
-        self.replica_group: Any = None
-        if replicas > 1:
-            self.replica_group, self.stage_group = build_axis_groups(stages * replicas, stages, timeout_s)
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
 
-    def broadcast_object(self, value: Any, stage: int) -> Any:
-        """Return the value of that stage on all stages."""
-        values = [value]
-        device = choose_bound_device(dist.get_backend(self.stage_group), self.device)
-        dist.broadcast_object_list(values, src=self._first_rank + stage, group=self.stage_group, device=device)
-        return values[0]
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Return the values of all stages on all stages."""
-        values: list[Any] = [None] * self.stages
-        dist.all_gather_object(values, value, group=self.stage_group)
-        return values
-
-    def sum_gradients(self, gradients: list[Tensor]) -> None:
-        """Add up all gradients of this stage over the replicas, in place and in one message."""
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat, group=self.replica_group)
-        totals = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, total in zip(gradients, totals, strict=True):
-            gradient.copy_(total.view(gradient.shape))
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.stages - 1
 
 
 class MicroBatchSchedule:
@@ -77,14 +50,14 @@ class MicroBatchSchedule:
         name: str,
         micro_batches: int,
         module: StageModule,
-        group: StageGroup,
+        place: StagePlace,
         layouts: list[ActivationLayout],
         config: Config,
         loss: Loss,
     ) -> None:
         """`layouts` are those of all stages' outputs; `loss` is the mean of (outputs, targets)."""
         self.name, self.micro_batches = name, micro_batches
-        self._module, self._group, self._layouts = module, group, layouts
+        self._module, self._place, self._layouts = module, place, layouts
         self._config, self._loss = config, loss
         self._schedules: dict[BatchSize, Any] = {}
         self._evaluations: dict[int, Any] = {}  # by the number of samples
@@ -98,8 +71,8 @@ class MicroBatchSchedule:
     def __call__(self, batch: TorchBatch) -> LossPart | None:
         """Run the passes of a batch; the last stage returns the loss."""
         schedule = self.prepare(BatchSize(batch.samples, batch.global_samples))
-        inputs = (batch.inputs,) if self._group.is_first else ()
-        if not self._group.is_last:
+        inputs = (batch.inputs,) if self._place.is_first else ()
+        if not self._place.is_last:
             schedule.step(*inputs)
             return None
         losses: list[Tensor] = []
@@ -110,18 +83,18 @@ class MicroBatchSchedule:
         """Pass samples, the same on each stage, through all of them at once; the last one returns the outputs."""
         if len(inputs) not in self._evaluations:
             self._evaluations[len(inputs)] = ScheduleGPipe(self._build_stage(len(inputs)), 1)
-        outputs: Tensor | None = self._evaluations[len(inputs)].eval(*(inputs,) * self._group.is_first)
+        outputs: Tensor | None = self._evaluations[len(inputs)].eval(*(inputs,) * self._place.is_first)
         return outputs
 
     def build_local_passes(self, batch: TorchBatch) -> StagePasses:
         """Build this stage's passes of one step without communication; received activations are random numbers."""
-        count, group = self.micro_batches, self._group
+        count, place = self.micro_batches, self._place
         inputs = list(batch.inputs.split(batch.samples // count))
         layout = self._module.input_layout
         if layout is not None:
-            inputs = [layout.empty(len(part), group.device).normal_().requires_grad_() for part in inputs]
-        forwards_ahead = count if self.name == "gpipe" else min(count, group.stages - group.index)
-        if not group.is_last:
+            inputs = [layout.empty(len(part), place.device).normal_().requires_grad_() for part in inputs]
+        forwards_ahead = count if self.name == "gpipe" else min(count, place.stages - place.index)
+        if not place.is_last:
             return StagePasses(self._module, inputs, forwards_ahead)
         targets, weighted = batch.targets.split(batch.samples // count), _weight_loss(self._loss, batch.global_samples)
         return StagePasses(
@@ -129,11 +102,11 @@ class MicroBatchSchedule:
         )
 
     def _build_stage(self, samples: int) -> PipelineStage:
-        group, meta = self._group, torch.device("meta")
+        place, meta = self._place, torch.device("meta")
         outputs = [layout.empty(samples, meta).requires_grad_() for layout in self._layouts]
-        inputs = example_inputs(self._config, samples, meta) if group.is_first else outputs[group.index - 1]
-        place = group.index, group.stages, group.device
-        return PipelineStage(self._module, *place, inputs, outputs[group.index], group=group.stage_group)
+        inputs = example_inputs(self._config, samples, meta) if place.is_first else outputs[place.index - 1]
+        shapes = inputs, outputs[place.index]
+        return PipelineStage(self._module, *place[:3], *shapes, group=place.group)
 
     def _build_schedule(self, size: BatchSize) -> Any:
         stage = self._build_stage(size.samples // self.micro_batches)

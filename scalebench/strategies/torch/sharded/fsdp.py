@@ -13,17 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported, create_on_all_ranks, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import all_gather, build_axis_groups, reduce_scatter
+from scalebench.strategies.torch.group import all_gather, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
-from scalebench.strategies.torch.profiling import SentTensor
 from scalebench.strategies.torch.tensor_parallel import TensorParallel
 from scalebench.strategies.torch.user_errors import UserProblem
 from scalebench.strategies.torch.user_module import find_lightning_class
@@ -191,7 +189,7 @@ class Fsdp(GroupStrategy):
         user, ignored = self.user_optimizer(), find_unsharded(self.model)
         for tensor in ignored:
             tensor.data = tensor.data.to(self.device)
-        self._mesh = mesh = self.build_mesh()
+        mesh = self.mesh[tuple(axis for axis in self.axes() if axis != "layer")]
         module = self.model.module
         if isinstance(module, NetworkModule):  # the output of a dense layer over positions is a view
             nodes = module.network.nodes
@@ -219,11 +217,6 @@ class Fsdp(GroupStrategy):
         self.optimizer = self.build_optimizer()  # of the shards
         return model
 
-    def build_mesh(self) -> DeviceMesh:
-        """Arrange the processes: the last axis has the shards of one copy of the weights."""
-        # Of the group itself: where there are GPUs, some versions of PyTorch make another one beside Gloo, over NCCL.
-        return DeviceMesh.from_group(dist.group.WORLD, self.device.type)
-
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the same number of parts on all ranks, since each part gathers the weights: one if there are too few
         samples for all parts of all ranks."""
@@ -241,7 +234,7 @@ class Fsdp(GroupStrategy):
     def set_gradient_sync(self, on: bool) -> None:
         """Leave out all-gathers, whose results are frozen copies of the weights, and reduce-scatters, in whose place
         each process keeps its own gradients of its shard."""
-        if not on and self._mesh.ndim > 1:
+        if not on and "copy" in self.axes():
             raise self.not_measured(
                 "averages gradients between copies of the weights within PyTorch, which has no step without that"
             )
@@ -255,10 +248,6 @@ class Fsdp(GroupStrategy):
         self.syncs_gradients = on
 
     partial_step = never_measured("gathers weights within each part of a step")
-
-    def group_of(self, sent: SentTensor) -> dist.ProcessGroup:
-        groups = self._mesh.get_all_groups()  # of the copies of a shard, whose gradients are all-reduced, and of shards
-        return groups[0 if sent.kind == "all_reduce" else -1]
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate with one unit gathered at a time, as in training."""
@@ -305,46 +294,28 @@ class Hsdp(Fsdp):
     """fully_shard over a mesh of two axes: the processes along one share a copy of weights, gradients and optimizer
     state as under Fsdp; those along the other have the same shard, and average its gradients."""
 
-    def build_mesh(self) -> DeviceMesh:
+    def setup(self) -> None:
         refusals.refuse(refusals.hsdp_rule(self.spec, self.options))
+        super().setup()
+
+    def axes(self) -> dict[str, int]:
         processes = self.spec.processes
         shards = self.options.shards or default_shards(processes, self.spec.nodes)
-        if shards == processes:  # a single copy: averages over one process would be messages of no use
-            return super().build_mesh()
-        return build_mesh_of_neighbours(self, shards, ("copy", "shard"))
+        # Of a single copy, averages over one process would be messages of no use.
+        return {"shard": shards} if shards == processes else {"copy": processes // shards, "shard": shards}
 
 
 class FsdpTensorParallel(TensorParallel, Fsdp):
     """fully_shard of split layers: neighbours on a node have parts of each layer, as under TensorParallel, and train on
     the same samples; processes with the same parts shard them among each other, as under Fsdp."""
 
-    _mesh_of_both: DeviceMesh
-
-    @property
-    def layer_devices(self) -> int:
-        return 1 if self.spec.processes == 1 else int(self.options.tensor_parallel)  # one device is its own baseline
+    def axes(self) -> dict[str, int]:
+        layer = 1 if self.spec.processes == 1 else int(self.options.tensor_parallel)  # one device is its own baseline
+        return {"shard": self.spec.processes // layer, "layer": layer}
 
     def setup(self) -> None:
         refusals.refuse(refusals.fsdp_tp_rule(self.spec, self.options))
         super().setup()
-
-    def build_layer_mesh(self) -> DeviceMesh:
-        self._mesh_of_both = build_mesh_of_neighbours(self, self.layer_devices, ("dp", "tp"))
-        return self._mesh_of_both["tp"]
-
-    def build_mesh(self) -> DeviceMesh:
-        return self._mesh_of_both["dp"]
-
-    def group_of(self, sent: SentTensor) -> dist.ProcessGroup:
-        return TensorParallel.group_of(self, sent) if sent.is_activation else Fsdp.group_of(self, sent)
-
-
-def build_mesh_of_neighbours(strategy: GroupStrategy, neighbours: int, axes: tuple[str, str]) -> DeviceMesh:
-    """Arrange the processes: so many consecutive ranks along the second axis."""
-    processes = strategy.spec.processes
-    groups = list(build_axis_groups(processes, neighbours, strategy.spec.group_timeout_s))
-    ranks = torch.arange(processes).view(-1, neighbours)
-    return DeviceMesh.from_group(groups, strategy.device.type, ranks, mesh_dim_names=axes)
 
 
 def default_shards(processes: int, nodes: int) -> int:
