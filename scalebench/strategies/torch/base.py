@@ -432,9 +432,9 @@ class GroupStrategy(TorchStrategy):
         if self.last_batch is None:
             return []
         sent = profiling.observe_messages(self.train, self.last_batch)
-        return [Message(*each[:4], self.group_of(each)) for each in sent]
+        return [each._replace(among=self.group_of(each)) for each in sent]
 
-    def group_of(self, sent: profiling.SentTensor) -> dist.ProcessGroup | None:
+    def group_of(self, sent: Message) -> dist.ProcessGroup | None:
         """Return the group of processes in which a message of a step is sent; None: it is that of all."""
         if len(self.axes()) == 1:
             return None

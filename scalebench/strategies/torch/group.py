@@ -111,6 +111,7 @@ class Message(NamedTuple):
     dtype: torch.dtype = torch.float32
     root: int = ROOT  # or, of send and receive, the other rank of the two
     among: dist.ProcessGroup | None = None  # the ranks that take part, by default all; reduce and broadcast need all
+    is_activation: bool = False  # of DTensor's functional collectives
 
 
 class TorchCollective:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._profiler import _EventType
 from torch.autograd import DeviceType
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -33,6 +32,7 @@ from scalebench.core.result import GpuTime, Profile, ProfiledOperation
 from scalebench.core.stats.gpu_time import COMMUNICATION, COMPUTE, COPY, GpuActivity, mean_gpu_time, sum_up_gpu_time
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group import Message
 
 # Names of events that carry gradients or activations begin like this, by backend. NCCL's kernels appear where the
 # profiler sees the GPU (ncclSymk: over registered memory, from NCCL 2.28 on), its calls also where it does not. A mere
@@ -122,7 +122,7 @@ def list_operator_calls(roots: Iterable[Any]) -> list[OperatorCall]:
 
 def _list_gpu_kernels(event: Any) -> Iterator[str]:
     for child in event.children:
-        if child.tag == _EventType.Kineto and not DRIVER_CALL.match(child.name):
+        if child.tag.name == "Kineto" and not DRIVER_CALL.match(child.name):
             yield child.name
         yield from _list_gpu_kernels(child)
 
@@ -252,16 +252,6 @@ def profile_steps(
     return replay.read()
 
 
-class SentTensor(NamedTuple):
-    """What one operator of torch.distributed sent or received: the complete tensor of a collective operation."""
-
-    kind: str
-    size_bytes: int
-    dtype: torch.dtype
-    root: int
-    is_activation: bool  # of DTensor's functional collectives
-
-
 class MessageReplay(BatchReplay):
     """A replay of WARMUP_STEPS and of one more, whose operators PyTorch's observer writes down, with their arguments.
 
@@ -281,7 +271,7 @@ class MessageReplay(BatchReplay):
         return is_over
 
 
-def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[SentTensor]:
+def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[Message]:
     """Train a few more steps on a batch, and return what the last one sent, in order. Spoils the weights.
 
     Flags, bit maps and single numbers, such as the norm of all gradients, are no messages.
@@ -311,7 +301,7 @@ def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[S
             root = values[2] if kind in ("broadcast", "reduce", "send", "receive") else 0
             caller = nodes.get(node["ctrl_deps"], {"name": ""})["name"]
             size_bytes = elements * dtype.itemsize
-            sent.append(SentTensor(kind, size_bytes, dtype, root, caller.startswith("_c10d_functional::")))
+            sent.append(Message(kind, size_bytes, dtype, root, is_activation=caller.startswith("_c10d_functional::")))
     return sent
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from scalebench.core.spec import Config
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, StagePasses, example_inputs
+from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, example_inputs, run_passes
 from scalebench.workloads.partition import BatchSize
 
 SCHEDULES: dict[str, type[Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -86,19 +87,19 @@ class MicroBatchSchedule:
         outputs: Tensor | None = self._evaluations[len(inputs)].eval(*(inputs,) * self._place.is_first)
         return outputs
 
-    def build_local_passes(self, batch: TorchBatch) -> StagePasses:
-        """Build this stage's passes of one step without communication; received activations are random numbers."""
-        count, place = self.micro_batches, self._place
-        inputs = list(batch.inputs.split(batch.samples // count))
-        layout = self._module.input_layout
+    def build_local_passes(self, batch: TorchBatch) -> Callable[[], None]:
+        """Return this stage's passes of one step without communication; received activations are random numbers."""
+        count, place, layout = self.micro_batches, self._place, self._module.input_layout
+        inputs, targets = (list(each.split(batch.samples // count)) for each in (batch.inputs, batch.targets))
         if layout is not None:
             inputs = [layout.empty(len(part), place.device).normal_().requires_grad_() for part in inputs]
-        forwards_ahead = count if self.name == "gpipe" else min(count, place.stages - place.index)
-        if not place.is_last:
-            return StagePasses(self._module, inputs, forwards_ahead)
-        targets, weighted = batch.targets.split(batch.samples // count), _weight_loss(self._loss, batch.global_samples)
-        return StagePasses(
-            self._module, inputs, forwards_ahead, lambda number, outputs: weighted(outputs, targets[number])
+        loss, ahead = _weight_loss(self._loss, batch.global_samples), min(count, place.stages - place.index)
+        return partial(
+            run_passes,
+            self._module,
+            inputs,
+            count if self.name == "gpipe" else ahead,
+            lambda number, outputs: loss(outputs, targets[number]) if place.is_last else outputs,
         )
 
     def _build_stage(self, samples: int) -> PipelineStage:

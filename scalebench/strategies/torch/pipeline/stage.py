@@ -9,8 +9,9 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -96,37 +97,27 @@ def example_inputs(config: Config, samples: int, device: torch.device) -> Tensor
     return torch.zeros(samples, *config.model.input_shape, dtype=dtype, device=device)
 
 
-class StagePasses:
-    """Forward and backward passes of one step's micro-batches through one stage, in the order of the schedule.
+def run_passes(
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    forwards_ahead: int = 1,
+    loss: Callable[[int, Tensor], Tensor] = lambda number, outputs: outputs,
+) -> None:
+    """Run the passes of one step's micro-batches through one stage, in the order of the schedule: the first
+    `forwards_ahead` micro-batches go forward at once; after that, backward and forward passes alternate.
 
-    The first `forwards_ahead` micro-batches go forward at once; after that, backward and forward passes alternate.
+    `loss` returns the loss of a micro-batch from its number and outputs. Outputs get gradients of ones.
     """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        inputs: list[Tensor],
-        forwards_ahead: int,
-        loss: Callable[[int, Tensor], Tensor] | None = None,
-    ) -> None:
-        """`loss` returns the loss of a micro-batch from its number and outputs; None: gradients of ones are used."""
-        self._module, self._inputs, self._forwards_ahead, self._loss = module, inputs, forwards_ahead, loss
-
-    def __call__(self) -> None:
-        self._module.zero_grad()
-        pending: deque[Tensor] = deque()
-        for number, inputs in enumerate(self._inputs):
-            inputs.grad = None
-            outputs = self._module(inputs)
-            pending.append(outputs if self._loss is None else self._loss(number, outputs))
-            if len(pending) == self._forwards_ahead:
-                self._backward(pending.popleft())
-        while pending:
-            self._backward(pending.popleft())
-
-    def _backward(self, outputs: Tensor) -> None:
-        if outputs.requires_grad:  # layers without weights that read samples have no gradient
-            outputs.backward(torch.ones_like(outputs))
+    module.zero_grad()
+    pending: deque[Tensor] = deque()
+    for number in range(len(inputs) + forwards_ahead - 1):
+        if number < len(inputs):
+            inputs[number].grad = None
+            pending.append(loss(number, module(inputs[number])))
+        if number >= forwards_ahead - 1:
+            outputs = pending.popleft()
+            if outputs.requires_grad:  # layers without weights that read samples have no gradient
+                outputs.backward(torch.ones_like(outputs))
 
 
 def measure_median_s(action: Callable[[], None], synchronize: Callable[[], None], repeats: int) -> float:
@@ -162,7 +153,7 @@ def measure_node_costs(
         inputs = example_inputs(config, samples, device)  # the first segment's inputs need no gradient
         if segment.index:
             inputs = torch.randn(samples, *segment.source.shape, device=device, requires_grad=True)
-        costs[segment.output.name] = measure_median_s(StagePasses(module, [inputs], 1), synchronize, COST_REPEATS)
+        costs[segment.output.name] = measure_median_s(partial(run_passes, module, [inputs]), synchronize, COST_REPEATS)
     return [costs[node.name] for node in network.nodes]
 
 

@@ -16,10 +16,10 @@ from scalebench.strategies.torch.devices import tunes_convolutions
 from scalebench.strategies.torch.pipeline.stage import (
     ActivationLayout,
     StageModule,
-    StagePasses,
     cut_into_segments,
     measure_median_s,
     measure_node_costs,
+    run_passes,
 )
 from scalebench.strategies.torch.precision import Precision
 from scalebench.workloads import networks
@@ -216,9 +216,8 @@ def test_passes_run_in_the_order_of_the_schedule(forwards_ahead, order):
     def loss(number, outputs):
         return (outputs - targets[number]).square().mean() / 3
 
-    passes = StagePasses(module, list(inputs.split(2)), forwards_ahead, loss)
-    passes()
-    passes()
+    for _ in range(2):
+        run_passes(module, inputs.split(2), forwards_ahead, loss)
     assert module.passes == 2 * order
     gradient = module.layer.weight.grad
     module.zero_grad()
@@ -230,7 +229,7 @@ def test_layers_without_weights_that_read_samples_have_no_backward_pass():
     module, passes = nn.ReLU(), []
     module.register_forward_hook(lambda *_: passes.append("F"))
     module.register_full_backward_hook(lambda *_: passes.append("B"))
-    StagePasses(module, [torch.randn(2, 3), torch.randn(2, 3)], 1)()
+    run_passes(module, [torch.randn(2, 3), torch.randn(2, 3)])
     assert passes == ["F", "F"]
 
 
