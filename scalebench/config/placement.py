@@ -55,7 +55,12 @@ def compute_placement(config: Config, gpus: int) -> Placement:
     in_sequence = _fill_in_sequence(capacities, gpus)
     spread = hardware.layout == "spread" and sum(capacities) >= gpus and not one_for_all
     counts = _spread_evenly(capacities, gpus) if spread else in_sequence
-    places = [_place_single_process(hardware, gpus)] if one_for_all else _place_process_per_device(config, counts)
+    if one_for_all:
+        ids = resolve_device_ids(hardware, gpus, gpus)
+        cores_of_all = sorted({core for cores in assign_cores(hardware, ids) for core in cores})
+        places = [RankPlacement(0, 0, 0, ids, cores_of_all, hardware.cpus_per_device or 1)]
+    else:
+        places = _place_process_per_device(config, counts)
     wanted_cores, cores = max(counts) * (hardware.cpus_per_device or 1), hardware.cpus_per_node or max(counts)
     quota = machine.cpu_quota() if hardware.this_machine else None
     return Placement(
@@ -65,12 +70,6 @@ def compute_placement(config: Config, gpus: int) -> Placement:
         shortage=_find_shortage(config, gpus, capacities, len(counts)),
         oversubscribed=wanted_cores > min(cores, quota or cores) or _has_shared_cores(hardware, places),
     )
-
-
-def _place_single_process(hardware: HardwareSpec, gpus: int) -> RankPlacement:
-    ids = resolve_device_ids(hardware, gpus, gpus)
-    cores = sorted({core for cores in assign_cores(hardware, ids) for core in cores})
-    return RankPlacement(0, 0, 0, ids, cores, hardware.cpus_per_device or 1)
 
 
 def _place_process_per_device(config: Config, counts: list[int]) -> list[RankPlacement]:
@@ -136,12 +135,9 @@ def _spread_evenly(capacities: list[int], gpus: int) -> list[int]:
     out."""
     counts, left = [0] * len(capacities), gpus
     while left:
-        open_nodes = [node for node, capacity in enumerate(capacities) if counts[node] < capacity]
-        # Deal as many rounds at once as no node becomes full before.
-        rounds = min(min(capacities[node] - counts[node] for node in open_nodes), left // len(open_nodes))
-        for node in open_nodes[: len(open_nodes) if rounds else left]:
-            counts[node] += rounds or 1
-            left -= rounds or 1
+        for node in [node for node, capacity in enumerate(capacities) if counts[node] < capacity][:left]:
+            counts[node] += 1
+            left -= 1
     return [count for count in counts if count]
 
 
@@ -167,25 +163,17 @@ def _has_shared_cores(hardware: HardwareSpec, places: list[RankPlacement]) -> bo
 def resolve_device_ids(hardware: HardwareSpec, gpus: int, per_node: int) -> list[int]:
     """Return the devices of a node in order: hardware.device_ids, or the first ones. Raise InputError where the ids
     make no sense."""
-    ids = hardware.device_ids
-    negative = [number for number in ids if number < 0]
-    if negative:
-        raise InputError(
-            f"hardware.device_ids={_format_ids(ids)}: there is no device {negative[0]}; the first one is 0"
-        )
-    repeated = [number for position, number in enumerate(ids) if number in ids[:position]]
-    if repeated:
-        raise InputError(f"hardware.device_ids={_format_ids(ids)} names device {repeated[0]} twice; name each once")
+    ids, listed = hardware.device_ids, f"hardware.device_ids=[{','.join(map(str, hardware.device_ids))}]"
+    if negative := [number for number in ids if number < 0]:
+        raise InputError(f"{listed}: there is no device {negative[0]}; the first one is 0")
+    if repeated := [number for position, number in enumerate(ids) if number in ids[:position]]:
+        raise InputError(f"{listed} names device {repeated[0]} twice; name each once")
     if ids and per_node > len(ids):
         wants = f"{per_node} device{'s' if per_node > 1 else ''} a node"
         raise InputError(
             f"gpus={gpus} wants {wants}, hardware.device_ids names {len(ids)}; name more of them or lower gpus"
         )
     return ids[:per_node] or list(range(per_node))
-
-
-def _format_ids(ids: list[int]) -> str:
-    return f"[{','.join(map(str, ids))}]"
 
 
 def parse_hosts(hosts: Sequence[str]) -> list[tuple[str, int]]:
@@ -332,14 +320,12 @@ def assign_cores_on_this_node(spec: RunSpec) -> list[list[int]]:
     cores_of: list[list[int]] = [[] for _ in spec.places]
     for node in {place.node for place in spec.places}:
         owners = [(place.rank, device) for place in spec.places if place.node == node for device in place.devices]
-        numbers = _number_devices(hardware.devices, hardware.cpus_per_device or 1, [device for _, device in owners])
+        numbers = [device for _, device in owners]
+        wanted = (max(numbers, default=0) + 1) * (hardware.cpus_per_device or 1)
+        if hardware.devices != "cuda" and wanted > len(machine.first_threads(machine.usable_cpus())):
+            # CPU workers are interchangeable, and the n-th takes the n-th slice: numbers with gaps would put two on the
+            # same cores where there are fewer cores than the node has.
+            numbers = list(range(len(numbers)))
         for (rank, _), cores in zip(owners, assign_cores(hardware, numbers, whole_cores=True), strict=True):
             cores_of[rank] = sorted({*cores_of[rank], *cores})
     return cores_of
-
-
-def _number_devices(kind: str, threads: int, devices: list[int]) -> list[int]:
-    """Return the numbers by which cores are assigned to devices. CPU workers are interchangeable, and the n-th takes
-    the n-th slice: numbers with gaps would put two on the same cores where there are fewer cores than the node has."""
-    fits = (max(devices, default=0) + 1) * threads <= len(machine.first_threads(machine.usable_cpus()))
-    return devices if kind == "cuda" or fits else list(range(len(devices)))

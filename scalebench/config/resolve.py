@@ -19,12 +19,10 @@ from scalebench.core.spec import (
     ALL_DEVICES,
     CHIEF,
     Config,
-    DatasetSpec,
     HardwareSpec,
     ModelSpec,
     RunSpec,
     StrategySpec,
-    TrainSpec,
     check_fields,
 )
 from scalebench.slurm import resources
@@ -68,16 +66,12 @@ def resolve(config: Config) -> RunSpec:
     assert placement is not None
     samples = None if draft.plugin_error is not None else datasets.find_function_facts(config)
     unsupported = "; ".join(find_unsupported_reasons(config, draft.gpus, placement)) or None
+    takes_cpu = requested_devices == "auto" and config.hardware.devices == "cpu"
     flags = {
         "oversubscribed": placement.oversubscribed,
         "approximate": config.strategy.approximate is not None,
-        "unsupported_gpus": requested_devices == "auto"
-        and config.hardware.devices == "cpu"
-        and machine.find_unsupported_gpus() is not None,
-        "hidden_gpus": requested_devices == "auto"
-        and config.hardware.devices == "cpu"
-        and config.hardware.this_machine
-        and machine.find_hidden_gpus() is not None,
+        "unsupported_gpus": takes_cpu and machine.find_unsupported_gpus() is not None,
+        "hidden_gpus": takes_cpu and config.hardware.this_machine and machine.find_hidden_gpus() is not None,
         "samples_cut": samples is not None and (samples.reading.available or 0) > samples.samples,
         "read_once": samples is not None and samples.reading.samples_per_s is not None,
         "one_hot_targets": samples is not None
@@ -121,22 +115,7 @@ def check_config(config: Config) -> None:
     check_fields(config)
     validate.check_environment(config.hardware)
     resources.check_slurm_options(config.hardware.slurm)
-    validate.check_training(config)
-    _check_remote_hardware(config.hardware)
-    if not 0 <= config.dataset.validation_share < 1:
-        raise InputError(f"dataset.validation_share={config.dataset.validation_share} should be in [0, 1)")
-    if config.measure.max_s < config.measure.min_s:
-        raise InputError(f"measure.max_s={config.measure.max_s:g} is below measure.min_s={config.measure.min_s:g}")
-
-
-def _check_remote_hardware(hardware: HardwareSpec) -> None:
-    """Raise InputError where the YAML of another machine, which cannot be inspected, leaves something open."""
-    if hardware.node_copy is not None and not hardware.node_copy.startswith(("/", "$")):
-        raise InputError(
-            f"hardware.node_copy={hardware.node_copy} should be an absolute path, since each node has its own"
-        )
-    if not hardware.this_machine and hardware.devices == "auto":
-        raise InputError(f"hardware={hardware.name} is another machine, which cannot be inspected; set devices: cuda")
+    validate.check_contradictions(config)
 
 
 def fill_dataset(draft: Draft) -> Draft:
@@ -197,15 +176,11 @@ def count_devices(draft: Draft) -> Draft:
     """Fill in what the hardware's YAML leaves open, from this machine if the YAML means it, and count the devices."""
     hardware = detect_hardware(draft.config.hardware)
     gpus = draft.config.gpus or count_all_devices(hardware)
-    train = draft.config.train if has_script(draft.config) else resolve_precision(draft.config.train, hardware.devices)
+    train = draft.config.train
+    if train.precision == "default" and hardware.devices == "cpu" and not has_script(draft.config):
+        # Frameworks compute in that by themselves there: both words are one run. On GPUs the card decides, too.
+        train = replace(train, precision="float32")
     return replace(draft, config=replace(draft.config, hardware=hardware, train=train, gpus=gpus), gpus=gpus)
-
-
-def resolve_precision(train: TrainSpec, devices: str) -> TrainSpec:
-    """Return the training with `float32` for `default` on CPUs, where frameworks compute in that by themselves: both
-    words are one run. On GPUs the framework, its version and the card decide."""
-    is_float32 = train.precision == "default" and devices == "cpu"
-    return replace(train, precision="float32") if is_float32 else train
 
 
 def _read_device_count(gpus: Any) -> int | None:
@@ -234,12 +209,8 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
                 f"this machine has NVIDIA GPUs, and their library NVML does not answer ({problem}); "
                 "see that nvidia-smi works, or take CPU workers with hardware=cpu"
             )
-        if (
-            not gpus_here
-            and devices == "auto"
-            and not machine.has_chosen_no_gpu()
-            and (hidden := machine.find_hidden_gpus())
-        ):
+        looks_for_gpus = not gpus_here and devices == "auto" and not machine.has_chosen_no_gpu()
+        if looks_for_gpus and (hidden := machine.find_hidden_gpus()):
             raise InputError(f"{hidden}: correct or unset it, or take CPU workers with hardware=cpu")
         if devices == "auto":
             devices = "cuda" if gpus_here else "cpu"
@@ -288,19 +259,15 @@ def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int,
         )
     samples = datasets.count_train_samples(config.dataset)
     if has_samples and not has_script(config) and config.dataset.path is None and samples < global_batch:
+        dataset, more = config.dataset, "raise dataset.size"
+        if dataset.requested_size is not None and dataset.requested_size > dataset.size:  # a function of the user's
+            made_by = f"dataset.builder={dataset.builder}" if dataset.builder else f"dataset={dataset.name}"
+            more = f"{made_by} gave {dataset.size} of dataset.size={dataset.requested_size}; have it give more"
         raise InputError(
-            f"{samples} training samples are fewer than one global batch of {global_batch}: "
-            f"{_advise_more_samples(config.dataset)} or lower train.batch_per_device"
+            f"{samples} training samples are fewer than one global batch of {global_batch}: {more} or lower "
+            "train.batch_per_device"
         )
     return per_device, global_batch
-
-
-def _advise_more_samples(dataset: DatasetSpec) -> str:
-    """Return the way to more samples: a user's function, if it made fewer than requested, else dataset.size."""
-    if dataset.requested_size is None or dataset.requested_size <= dataset.size:
-        return "raise dataset.size"
-    made_by = f"dataset.builder={dataset.builder}" if dataset.builder else f"dataset={dataset.name}"
-    return f"{made_by} gave {dataset.size} of dataset.size={dataset.requested_size}; have it give more"
 
 
 def place_processes(draft: Draft) -> Draft:
@@ -312,16 +279,12 @@ def place_processes(draft: Draft) -> Draft:
     if draft.plugin_error is None and not has_script(config):
         replicas = sum(place.role in ("", CHIEF) for place in placement.places)
         validate.check_samples(config, gpus, draft.global_batch, replicas)
-    config = replace(config, hardware=_drop_unused_settings(config.hardware, gpus, placement))
-    return replace(draft, config=config, placement=placement)
-
-
-def _drop_unused_settings(hardware: HardwareSpec, gpus: int, placement: Placement) -> HardwareSpec:
-    """Keep what this run uses of the layout, devices and variables, so that equal runs are one run."""
+    # Of the layout, devices and variables it keeps what this run uses, so that equal runs are one run.
     max_devices = max(len(place.devices) for place in placement.places)
-    return replace(
-        hardware,
-        layout="sequence" if placement.in_sequence else hardware.layout,
-        device_ids=hardware.device_ids[: max(max_devices, *placement.devices_per_node)],
-        environment=validate.select_environment(hardware, gpus),
+    hardware = replace(
+        config.hardware,
+        layout="sequence" if placement.in_sequence else config.hardware.layout,
+        device_ids=config.hardware.device_ids[: max(max_devices, *placement.devices_per_node)],
+        environment=validate.select_environment(config.hardware, gpus),
     )
+    return replace(draft, config=replace(config, hardware=hardware), placement=placement)

@@ -84,48 +84,44 @@ def _check_allocation(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str
 
 def _check_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
     """List why the launcher does not reach the nodes of the ranks."""
-    strategy, hardware = config.strategy, config.hardware
-    if hardware.hosts and strategy.launcher not in ("mpi", "by_hand"):
-        return [f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi"]
-    if strategy.launcher == "by_hand" and hardware.scheduler != "none":
-        return [f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"]
-    if config.script.command is not None and nodes > 1:
-        return [
-            f"gpus={gpus} need {nodes} nodes, and script.command starts processes on one: "
-            f"use script={config.script.path}, whose processes are started on all of them"
-        ]
-    by_mpirun = strategy.launcher == "mpi" and hardware.slurm.mpi == "mpirun" and hardware.scheduler == "slurm"
-    if by_mpirun and hardware.slurm.container and not hardware.this_machine:
-        return [
-            f"mpirun starts the ranks of {strategy.name} outside hardware.slurm.container; set hardware.slurm.mpi=pmix"
-        ]
-    several = nodes > 1 and strategy.processes != "one_for_all"
-    if hardware.this_machine and not hardware.hosts and hardware.devices == "cpu" and several:
-        return [f"gpus={gpus} need {nodes} nodes and only this machine is here; name them in hardware.hosts"]
-    return []
+    strategy, hardware, slurm = config.strategy, config.hardware, config.hardware.slurm
+    by_mpirun = strategy.launcher == "mpi" and slurm.mpi == "mpirun" and hardware.scheduler == "slurm"
+    has_cpus_here = hardware.this_machine and not hardware.hosts and hardware.devices == "cpu"
+    checks = (
+        (hardware.hosts and strategy.launcher not in ("mpi", "by_hand"),
+         f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi"),
+        (strategy.launcher == "by_hand" and hardware.scheduler != "none",
+         f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"),
+        (config.script.command is not None and nodes > 1,
+         f"gpus={gpus} need {nodes} nodes, and script.command starts processes on one: "
+         f"use script={config.script.path}, whose processes are started on all of them"),
+        (by_mpirun and slurm.container and not hardware.this_machine,
+         f"mpirun starts the ranks of {strategy.name} outside hardware.slurm.container; set hardware.slurm.mpi=pmix"),
+        (has_cpus_here and nodes > 1 and strategy.processes != "one_for_all",
+         f"gpus={gpus} need {nodes} nodes and only this machine is here; name them in hardware.hosts"),
+    )  # fmt: skip
+    return [reason for applies, reason in checks if applies][:1]
 
 
 def _check_user_model(config: Config) -> list[str]:
     """List why a user's model cannot be built in the strategy's framework."""
-    model, strategy = config.model, config.strategy
-    key = {"torch": "torch", "tensorflow": "keras"}.get(strategy.framework)
-    if not user_code.is_user_model(model) or strategy.framework == "none":
+    model, strategy, framework = config.model, config.strategy, config.strategy.framework
+    key = {"torch": "torch", "tensorflow": "keras"}.get(framework)
+    if not user_code.is_user_model(model) or framework == "none":
         return []
-    if key is None:
-        keys = [f"model.{name}" for name in user_code.MODEL_FUNCTION_KEYS if getattr(model, name) is not None]
-        return [
-            f"model={model.name} is made by {' or '.join(keys)}, and {strategy.name} trains with {strategy.framework}"
-        ]
-    package = user_code.LIBRARIES.get(str(model.torch))
-    if key == "torch" and package is not None and registry.missing_packages([package]):
-        return [f"model={model.name} needs {package}, which is not installed: {registry.install_hint(package)}"]
-    if getattr(model, key) is None:
-        return [f"model={model.name} has no model.{key}=MODULE:FUNCTION, which {strategy.name} needs"]
-    if strategy.framework == "tensorflow" and user_code.has_user_loss(model):
-        return [
-            f"model.loss={model.loss} is a loss in PyTorch, and {strategy.name} trains with Keras: leave it at auto"
-        ]
-    return []
+    keys = [f"model.{name}" for name in user_code.MODEL_FUNCTION_KEYS if getattr(model, name) is not None]
+    package = user_code.LIBRARIES.get(str(model.torch)) if key == "torch" else None
+    checks = (
+        (key is None,
+         f"model={model.name} is made by {' or '.join(keys)}, and {strategy.name} trains with {framework}"),
+        (package is not None and registry.missing_packages([package]),
+         f"model={model.name} needs {package}, which is not installed: {registry.install_hint(str(package))}"),
+        (key is not None and getattr(model, key) is None,
+         f"model={model.name} has no model.{key}=MODULE:FUNCTION, which {strategy.name} needs"),
+        (framework == "tensorflow" and user_code.has_user_loss(model),
+         f"model.loss={model.loss} is a loss in PyTorch, and {strategy.name} trains with Keras: leave it at auto"),
+    )  # fmt: skip
+    return [reason for applies, reason in checks if applies][:1]
 
 
 def _check_dataset(config: Config) -> list[str]:
@@ -150,21 +146,20 @@ def _check_dataset(config: Config) -> list[str]:
 def _check_strategy(config: Config, gpus: int, nodes: int) -> list[str]:
     """List what the strategy cannot do on such hardware."""
     strategy, hardware = config.strategy, config.hardware
-    reasons = []
-    if strategy.processes == "one_for_all" and nodes > 1 and (hardware.max_nodes > 1 or hardware.hosts):
-        reasons.append(f"{strategy.name} has one process for all devices, which are on {nodes} nodes with gpus={gpus}")
-    if hardware.devices not in strategy.devices:
-        reasons.append(_describe_wrong_device(strategy.name, hardware.devices))
-    if strategy.max_gpus is not None and gpus > strategy.max_gpus:
-        reasons.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
-    if has_stop(config.train.stop) and strategy.independent:
-        reasons.append(
-            f"replicas of {strategy.name} exchange nothing, and each trains a model of its own: there is no one "
-            f"training to stop, so leave out train.stop"
-        )
-    if strategy.name in hardware.unsupported:
-        reasons.append(f"{strategy.name} does not work on {hardware.name}: {hardware.unsupported[strategy.name]}")
-    return reasons
+    is_alone = strategy.processes == "one_for_all" and (hardware.max_nodes > 1 or hardware.hosts)
+    checks = (
+        (is_alone and nodes > 1,
+         f"{strategy.name} has one process for all devices, which are on {nodes} nodes with gpus={gpus}"),
+        (hardware.devices not in strategy.devices, _describe_wrong_device(strategy.name, hardware.devices)),
+        (strategy.max_gpus is not None and gpus > strategy.max_gpus,
+         f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}"),
+        (has_stop(config.train.stop) and strategy.independent,
+         f"replicas of {strategy.name} exchange nothing, and each trains a model of its own: there is no one training "
+         f"to stop, so leave out train.stop"),
+        (strategy.name in hardware.unsupported,
+         f"{strategy.name} does not work on {hardware.name}: {hardware.unsupported.get(strategy.name)}"),
+    )  # fmt: skip
+    return [reason for applies, reason in checks if applies]
 
 
 def is_reachable(hardware: HardwareSpec) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.machine.variables import SECRET_VARIABLES
@@ -26,6 +28,55 @@ CONFIG_KEYS_OF_VARIABLES = {
 }
 
 
+# Each contradiction between settings, and the line that refuses it; {hardware}, {train} and the like are the groups.
+CONTRADICTIONS: tuple[tuple[Callable[[Config], Any], str], ...] = (
+    (lambda c: c.hardware.node_copy is not None and not c.hardware.node_copy.startswith(("/", "$")),
+     "hardware.node_copy={hardware.node_copy} should be an absolute path, since each node has its own"),
+    (lambda c: not c.hardware.this_machine and c.hardware.devices == "auto",
+     "hardware={hardware.name} is another machine, which cannot be inspected; set devices: cuda"),
+    (lambda c: c.train.learning_rate_rule != "none" and c.train.base_batch is None,
+     "train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: set "
+     "train.base_batch, the global batch that train.learning_rate={train.learning_rate:g} is for"),
+    (lambda c: not c.train.momentum < 1,
+     "train.momentum={train.momentum:g} should be below 1, or gradients add up for ever"),
+    (lambda c: c.train.schedule == "step" and not c.train.decay_epochs,
+     "train.schedule=step falls after epochs: set them, as in train.decay_epochs=[30,60,80]"),
+    (lambda c: c.train.decay_epochs != sorted(c.train.decay_epochs)
+     or not all(0 < epoch < math.inf for epoch in c.train.decay_epochs),
+     "train.decay_epochs={train.decay_epochs} should be above 0 and in order"),
+    (lambda c: (c.train.schedule != "constant" or c.train.warmup_epochs > 0) and not has_stop(c.train.stop),
+     "train.schedule and train.warmup_epochs are of a training, and this run ends when its throughput is known: set "
+     "train.stop.epochs, or leave them out"),
+    (lambda c: c.train.schedule in ("linear", "cosine") and c.train.stop.epochs is None and c.train.stop.steps is None,
+     "train.schedule={train.schedule} goes down to the end of the training: set train.stop.epochs or train.stop.steps"),
+    (lambda c: c.train.stop.epochs is not None and 0 < c.train.stop.epochs <= c.train.warmup_epochs,
+     "train.warmup_epochs={train.warmup_epochs:g} lasts until train.stop.epochs={train.stop.epochs:g}: the learning "
+     "rate would never reach train.learning_rate"),
+    (lambda c: has_stop(c.train.stop) and c.dataset.feed == "fixed",
+     "dataset.feed=fixed gives one batch again and again: a training to a stop wants another feed"),
+    (lambda c: c.train.stop.seconds is not None and c.train.stop.seconds >= c.measure.timeout_s,
+     "train.stop.seconds={train.stop.seconds:g} is not below measure.timeout_s={measure.timeout_s:g}, which ends the "
+     "whole run: raise measure.timeout_s"),
+    (lambda c: c.train.stop.target is not None and not c.measure.evaluate,
+     "train.stop.target needs the validation metric, which measure.evaluate=false never computes"),
+    (lambda c: c.train.stop.target is not None and c.dataset.validation_share == 0,
+     "train.stop.target needs the validation metric, and dataset.validation_share=0 leaves nothing to validate"),
+    (lambda c: c.train.stop.target is not None and c.train.evaluate_epochs is None and c.train.evaluate_s is None,
+     "train.stop.target is checked at each evaluation: set train.evaluate_epochs or train.evaluate_s"),
+    (lambda c: not 0 <= c.dataset.validation_share < 1,
+     "dataset.validation_share={dataset.validation_share} should be in [0, 1)"),
+    (lambda c: c.measure.max_s < c.measure.min_s,
+     "measure.max_s={measure.max_s:g} is below measure.min_s={measure.min_s:g}"),
+)  # fmt: skip
+
+
+def check_contradictions(config: Config) -> None:
+    """Raise InputError for settings that contradict each other, or that need another one."""
+    for is_wrong, line in CONTRADICTIONS:
+        if is_wrong(config):
+            raise InputError(line.format(**vars(config)))
+
+
 def limit_training_time(train: TrainSpec, timeout_s: float) -> TrainSpec:
     """Limit a training that ends only at a target, which it may never reach: to MAX_TARGET_SEARCH_S, or half of the
     timeout."""
@@ -33,13 +84,6 @@ def limit_training_time(train: TrainSpec, timeout_s: float) -> TrainSpec:
     if stop.target is None or (stop.epochs, stop.steps, stop.seconds) != (None, None, None):
         return train
     return dataclasses.replace(train, stop=dataclasses.replace(stop, seconds=min(MAX_TARGET_SEARCH_S, timeout_s / 2)))
-
-
-def check_training(config: Config) -> None:
-    """Raise InputError for settings of a training that contradict each other, or that need another one."""
-    _check_learning_rate(config.train)
-    _check_schedule(config.train)
-    _check_stop(config)
 
 
 def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -> None:
@@ -57,70 +101,6 @@ def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -
     left = dataset.size - datasets.count_train_samples(dataset)
     if train.stop.target is not None and dataset.path is None and left < replicas:
         raise InputError(f"{NO_VALIDATION_SAMPLES}: raise dataset.size or dataset.validation_share")
-
-
-def _check_learning_rate(train: TrainSpec) -> None:
-    if train.learning_rate_rule != "none" and train.base_batch is None:
-        raise InputError(
-            f"train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: set "
-            f"train.base_batch, the global batch that train.learning_rate={train.learning_rate:g} is for"
-        )
-    if not train.momentum < 1:
-        raise InputError(f"train.momentum={train.momentum:g} should be below 1, or gradients add up for ever")
-
-
-def _check_schedule(train: TrainSpec) -> None:
-    stop, changes = train.stop, train.schedule != "constant" or train.warmup_epochs > 0
-    if train.schedule == "step" and not train.decay_epochs:
-        raise InputError("train.schedule=step falls after epochs: set them, as in train.decay_epochs=[30,60,80]")
-    if train.decay_epochs != sorted(train.decay_epochs) or not all(
-        0 < epoch < math.inf for epoch in train.decay_epochs
-    ):
-        raise InputError(f"train.decay_epochs={train.decay_epochs} should be above 0 and in order")
-    if changes and not has_stop(stop):
-        raise InputError(
-            "train.schedule and train.warmup_epochs are of a training, and this run ends when its throughput is known: "
-            "set train.stop.epochs, or leave them out"
-        )
-    if train.schedule in ("linear", "cosine") and stop.epochs is None and stop.steps is None:
-        raise InputError(
-            f"train.schedule={train.schedule} goes down to the end of the training: set train.stop.epochs or "
-            f"train.stop.steps"
-        )
-    if stop.epochs is not None and 0 < stop.epochs <= train.warmup_epochs:
-        raise InputError(
-            f"train.warmup_epochs={train.warmup_epochs:g} lasts until train.stop.epochs={stop.epochs:g}: the learning "
-            f"rate would never reach train.learning_rate"
-        )
-
-
-def _check_stop(config: Config) -> None:
-    stop, measure = config.train.stop, config.measure
-    if not has_stop(stop):
-        return
-    if config.dataset.feed == "fixed":
-        raise InputError("dataset.feed=fixed gives one batch again and again: a training to a stop wants another feed")
-    if stop.seconds is not None and stop.seconds >= measure.timeout_s:
-        raise InputError(
-            f"train.stop.seconds={stop.seconds:g} is not below measure.timeout_s={measure.timeout_s:g}, which ends the "
-            f"whole run: raise measure.timeout_s"
-        )
-    if stop.target is not None:
-        _check_target(config)
-
-
-def _check_target(config: Config) -> None:
-    train = config.train
-    if not config.measure.evaluate:
-        raise InputError("train.stop.target needs the validation metric, which measure.evaluate=false never computes")
-    if config.dataset.validation_share == 0:
-        raise InputError(
-            "train.stop.target needs the validation metric, and dataset.validation_share=0 leaves nothing to validate"
-        )
-    if train.evaluate_epochs is None and train.evaluate_s is None:
-        raise InputError(
-            "train.stop.target is checked at each evaluation: set train.evaluate_epochs or train.evaluate_s"
-        )
 
 
 def check_environment(hardware: HardwareSpec) -> None:
