@@ -203,15 +203,12 @@ class MeasureSpec:
 
     warmup_steps: int = number_field(50, at_least=0)  # steps before measuring, at least
     warmup_max_steps: int = number_field(5000, at_least=0)  # at most, while no steady state is detected
-    warmup_max_s: float = number_field(
-        20.0, at_least=0
-    )  # nor longer; of slow steps fewer are enough, but at least five
+    warmup_max_s: float = number_field(20.0, at_least=0)  # nor longer; of slow steps five are enough
     block_s: float = number_field(0.05, positive=True)
     min_s: float = number_field(3.0, at_least=0)  # of all repeats of a run together, as max_s
     max_s: float = number_field(30.0, positive=True)
-    target: float = number_field(
-        0.01, positive=True
-    )  # relative half-width of the 95 % interval at which measuring may stop
+    # relative half-width of the 95 % interval at which measuring may stop
+    target: float = number_field(0.01, positive=True)
     evaluate: bool = True
     hang_s: float = number_field(300.0, positive=True)  # a run without progress for so long is ended
     timeout_s: float = number_field(3600.0, positive=True)  # of the whole run
@@ -260,9 +257,8 @@ class TrainSpec:
     compile: bool = False  # torch.compile, XLA
     dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared
     momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum and nesterov
-    weight_decay: float = number_field(
-        0.0, at_least=0
-    )  # adamw: subtracted from the weights; else added to the gradients (L2)
+    # adamw: subtracted from the weights; else added to the gradients (L2)
+    weight_decay: float = number_field(0.0, at_least=0)
     clip_norm: float | None = number_field(None, positive=True)  # maximum norm of a step's gradients; null: no maximum
     accumulate: int = number_field(1, at_least=1)  # micro-batches per step and device
     learning_rate_rule: str = choice_field("none", "linear", "sqrt")  # scaling by global batch over base_batch
@@ -450,30 +446,21 @@ def train_defaults() -> dict[str, Any]:
     return dataclasses.asdict(TrainSpec())
 
 
-def check_fields(config: Config) -> None:
-    """Raise InputError for the first value that its field in the spec does not allow."""
-    _check_fields(config, "")
-
-
-def _check_fields(part: Any, prefix: str) -> None:
+def check_fields(part: Any, above: str = "") -> None:
+    """Raise InputError for the first value of a config, or of a part of it, that its field does not allow."""
     for f in dataclasses.fields(part):
-        value = getattr(part, f.name)
+        key, value, rule = f"{above}{f.name}", getattr(part, f.name), f.metadata
         if dataclasses.is_dataclass(value):
-            _check_fields(value, f"{prefix}{f.name}.")
-        elif "values" in f.metadata and value not in f.metadata["values"]:
-            message = unknown_name_message("such value", str(value), f.metadata["values"])
-            raise InputError(f"{prefix}{f.name}={value}: {message}")
-        elif "positive" in f.metadata and value is not None:
-            _check_number(f"{prefix}{f.name}", value, **f.metadata)
-
-
-def _check_number(key: str, value: float, at_least: float | None, at_most: float | None, positive: bool) -> None:
-    if at_least is not None and not value >= at_least:
-        raise InputError(f"{key}={value} should be at least {at_least}")
-    if at_most is not None and value > at_most:
-        raise InputError(f"{key} should be at most {at_most}")
-    if positive and not (value > 0 and math.isfinite(value)):
-        raise InputError(f"{key}={value} should be a finite number above 0")
+            check_fields(value, f"{key}.")
+        elif "values" in rule and value not in rule["values"]:
+            raise InputError(f"{key}={value}: {unknown_name_message('such value', str(value), rule['values'])}")
+        elif "positive" in rule and value is not None:
+            if rule["at_least"] is not None and not value >= rule["at_least"]:
+                raise InputError(f"{key}={value} should be at least {rule['at_least']}")
+            if rule["at_most"] is not None and value > rule["at_most"]:
+                raise InputError(f"{key} should be at most {rule['at_most']}")
+            if rule["positive"] and not (value > 0 and math.isfinite(value)):
+                raise InputError(f"{key}={value} should be a finite number above 0")
 
 
 def write_spec(spec: RunSpec, folder: Path) -> None:

@@ -44,6 +44,12 @@ from scalebench.core.machine.variables import select_recorded
 PACKAGES = "torch pytorch-lightning accelerate deepspeed tensorflow tensorflow-cpu keras horovod numpy hydra-core"
 MPI_VERSION_TIMEOUT_S = 2.0
 GIB = 2**30
+# Variables and files that tell of a container, the innermost first: Apptainer may run inside the others, and a pod of
+# Kubernetes may have Docker's file.
+CONTAINER_SIGNS = {
+    "APPTAINER_CONTAINER": "apptainer", "SINGULARITY_CONTAINER": "apptainer", "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "run/.containerenv": "podman", ".dockerenv": "docker",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,27 +98,26 @@ class Machine:
 def detect_machine(variables: Mapping[str, str] = os.environ) -> Machine:
     """Determine all facts once; tens of milliseconds, longer where the GPU driver has to wake up. `variables` are those
     of the processes that are measured."""
-    gpu_facts, cpus_allowed, nodes = detect_gpus(), usable_cpus(), numa_nodes()
+    cpus_allowed, nodes = usable_cpus(), numa_nodes()
+    installed = {name: value_or_none(partial(importlib.metadata.version, name)) for name in PACKAGES.split()}
+    signs = CONTAINER_SIGNS.items()
     return Machine(
         hostname=platform.node(),
-        cpu_model=cpus.find_in_system_file(
-            r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"
-        ),  # POWER has "cpu", Arm neither
+        # POWER has "cpu", Arm neither.
+        cpu_model=cpus.find_in_system_file(r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"),
         cpus=len(cpus_allowed),
         cpu_quota=cpu_quota(),
         cpus_physical=value_or_none(lambda: importlib.import_module("psutil").cpu_count(logical=False)),
         memory_bytes=value_or_none(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         numa_nodes=len(nodes) or None,
-        gpus=gpu_facts.gpus,
-        topology=gpu_facts.topology,
-        driver_version=gpu_facts.driver_version,
-        cuda_driver_version=gpu_facts.cuda_driver_version,
+        **vars(detect_gpus()),
         os=platform.platform(),
         python=platform.python_version(),
-        versions=_package_versions(),
+        # The scalebench that runs: beside a checkout on PYTHONPATH another one may be installed, or none.
+        versions={"scalebench": __version__, **{name: text for name, text in installed.items() if text is not None}},
         environment=select_recorded(variables),
         git_commit=git_commit(),
-        container=_container_runtime(),
+        container=next((n for sign, n in signs if sign in os.environ or (cpus.SYSTEM_ROOT / sign).exists()), None),
         cpu_sockets=cpus.count_sockets(),
         cpus_allowed=cpus_allowed,
         cpu_governors=cpus.cpu_governors(cpus_allowed),
@@ -122,7 +127,6 @@ def detect_machine(variables: Mapping[str, str] = os.environ) -> Machine:
         memory_limit_bytes=memory_limit_bytes(),
         kernel=platform.release() or None,
         mpi=mpi_version(),
-        peer_access=gpu_facts.peer_access,
     )
 
 
@@ -130,7 +134,9 @@ def describe_machine(machine: Machine) -> str:
     """Return one line for people, such as '8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB'."""
     names = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
     gpus = " + ".join(f"{count} x {name}" for name, count in names.items())
-    cores = f"{machine.cpus} cores" if gpus else f"{machine.cpus} x {_short_cpu_model(machine.cpu_model)} cores"
+    # 'Intel Xeon E5-2680 v3' for 'Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz'
+    cpu_model = re.sub(r"\((R|TM|r|tm)\)| CPU\b| \d+-Core Processor| @.*", "", machine.cpu_model or "unknown").strip()
+    cores = f"{machine.cpus} cores" if gpus else f"{machine.cpus} x {cpu_model} cores"
     quota = machine.cpu_quota
     cores += f" (quota {quota:g})" if quota is not None and quota < machine.cpus else ""
     memory = f"{machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes is not None else ""
@@ -194,35 +200,14 @@ def mpi_version() -> str | None:
 
 @functools.lru_cache  # slower than everything else here, and needed by every run
 def _mpi_version(path: str) -> str | None:
+    command = [path, "--version"]
     try:
         done = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MPI_VERSION_TIMEOUT_S
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MPI_VERSION_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return None
     return next((line.strip() for line in done.stdout.splitlines() if line.strip()), None)
-
-
-def _short_cpu_model(cpu_model: str | None) -> str:
-    """Return 'Intel Xeon E5-2680 v3' for 'Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz'."""
-    return re.sub(r"\((R|TM|r|tm)\)| CPU\b| \d+-Core Processor| @.*", "", cpu_model or "unknown").strip()
-
-
-def _package_versions() -> dict[str, str]:
-    installed = {name: value_or_none(partial(importlib.metadata.version, name)) for name in PACKAGES.split()}
-    # The scalebench that runs: beside a checkout on PYTHONPATH another one may be installed, or none.
-    return {"scalebench": __version__, **{name: version for name, version in installed.items() if version is not None}}
-
-
-def _container_runtime() -> str | None:
-    # The innermost first: Apptainer may run inside the others, and a Kubernetes pod may have Docker's file.
-    if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
-        return "apptainer"
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return "kubernetes"
-    if (cpus.SYSTEM_ROOT / "run/.containerenv").exists():
-        return "podman"
-    return "docker" if (cpus.SYSTEM_ROOT / ".dockerenv").exists() else None
 
 
 @dataclass(frozen=True)
