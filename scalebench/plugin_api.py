@@ -2,7 +2,8 @@
 `scalebench.testing` and the packages of the frameworks export; docs/reference/plugin-api.md lists it all."""
 
 from scalebench.core.errors import InputError, unknown_name_message
-from scalebench.core.result import CollectiveRecord, Profile, ProfiledOperation, StageRecord, TransferRecord
+from scalebench.core.probe_record import CollectiveRecord, Profile, ProfiledOperation, TransferRecord
+from scalebench.core.result import StageRecord
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec, RankPlacement, RunSpec, StrategySpec, TrainSpec
 from scalebench.strategies.base import (
     BACKWARD,

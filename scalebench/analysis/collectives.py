@@ -16,7 +16,8 @@ import numpy as np
 
 from scalebench.analysis.columns import COUNT, TEXT, make_frame
 from scalebench.analysis.identity import OPERATION_COLUMNS, VARIANT_COLUMNS, name_curves, settings_cells
-from scalebench.core.result import COLLECTIVES, Result
+from scalebench.core.probe_record import COLLECTIVES
+from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 from scalebench.core.stats.log_means import mean_over_repeats

@@ -15,7 +15,8 @@ from typing import Any
 
 from scalebench.analysis.columns import interval_cells
 from scalebench.analysis.identity import group_by
-from scalebench.core.result import ProbeRecord, Result, StageRecord
+from scalebench.core.probe_record import ProbeRecord
+from scalebench.core.result import Result, StageRecord
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 from scalebench.core.stats.gpu_time import mean_gpu_time
 

@@ -4,7 +4,6 @@ field checked; ends of logs."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -52,7 +51,7 @@ def format_json(content: Any, escape_all: bool = True, indent: int | None = 1) -
 
 
 def _list_fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return msgspec.structs.asdict(record) if isinstance(record, msgspec.Struct) else vars(record)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from scalebench.core.result import TransferRecord
+from scalebench.core.probe_record import TransferRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.units import format_binary_bytes
 from scalebench.measure.timing import Clock, check_host_memory, repeats_within, time_blocks, time_on_slowest_rank

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from scalebench.core.result import COLLECTIVES, PER_RANK_COLLECTIVES, CollectiveRecord
+from scalebench.core.probe_record import COLLECTIVES, PER_RANK_COLLECTIVES, CollectiveRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.units import format_binary_bytes
 from scalebench.measure.timing import (

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.core.errors import describe_exception
-from scalebench.core.result import ProbeRecord, RankRecord
+from scalebench.core.probe_record import ProbeRecord
+from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_trace_name
 from scalebench.core.spec import RunSpec
 from scalebench.measure.bandwidth import measure_bandwidth

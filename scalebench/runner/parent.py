@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock, claim_run_folder, read_holder
+from scalebench.core.json_files import format_json
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
 from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
@@ -116,7 +116,7 @@ class UnwrittenResult(OSError):
     def __init__(self, result: Result, folder: Path, error: OSError) -> None:
         super().__init__(*error.args)
         self.folder = folder
-        self.record = json.dumps(asdict(result))  # as in result.json
+        self.record = format_json(result, indent=None).rstrip()
 
 
 @dataclass

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, suggest_names, unknown_name_message
+from scalebench.core.probe_record import Profile
 from scalebench.core.process import LISTEN_ADDRESS
-from scalebench.core.result import Profile, ScriptRecord, StageRecord
+from scalebench.core.result import ScriptRecord, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 
 if TYPE_CHECKING:

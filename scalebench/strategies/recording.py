@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalebench.core.result import Profile, ProfiledOperation
+from scalebench.core.probe_record import Profile, ProfiledOperation
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 
 MAX_OPERATIONS = 20  # in the record of a profile

@@ -1,15 +1,16 @@
 """Tables of collective operations and bandwidths: known times give known bandwidths and crossovers."""
 
 import copy
-import dataclasses
 import itertools
 import math
 
+import msgspec
 import pytest
 
 import scalebench
 from scalebench.analysis import collectives
-from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, TransferRecord, write_result
+from scalebench.core.probe_record import COLLECTIVES, CollectiveRecord, ProbeRecord, TransferRecord
+from scalebench.core.result import write_result
 from scalebench.measure.collectives import MESSAGE_SIZES
 from scalebench.report.sections.collectives import list_comparisons
 from tests.builders.runs import rank, record
@@ -38,7 +39,7 @@ def start_again(result, spread=0.01):
     for factor in (1 - spread / 2, 1.0, 1 + spread / 2):
         again = copy.deepcopy(result)
         for member in again.ranks:
-            member.probes.collectives = [dataclasses.replace(each, block_s=[factor * s for s in each.block_s])
+            member.probes.collectives = [msgspec.structs.replace(each, block_s=[factor * s for s in each.block_s])
                                          for each in member.probes.collectives]  # fmt: skip
         starts.append(again)
     return starts
@@ -73,7 +74,7 @@ USUAL = series(1e-4, 1e9)
 
 def scaled(factors):
     """Operations that take the usual time, by these factors from size to size."""
-    return [dataclasses.replace(c, block_s=[f * s for s in c.block_s]) for c, f in zip(USUAL, factors, strict=True)]
+    return [msgspec.structs.replace(c, block_s=[f * s for s in c.block_s]) for c, f in zip(USUAL, factors, strict=True)]
 
 
 # Equal at 64 KiB, a size that decides nothing while its neighbours do.

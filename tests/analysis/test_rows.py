@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, ProbeRecord, Profile, Quality
+from scalebench.core.probe_record import ProbeRecord, Profile
+from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, Quality
 from scalebench.report.flag_text import describe_row
 from scalebench.report.tables import make_configuration_table
 from tests.builders.frames import frame_of_results, pool_results

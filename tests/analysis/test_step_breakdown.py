@@ -1,11 +1,10 @@
 """Figures made of the probes' series, from series with known truth."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.core.result import GpuTime, ProbeRecord, Profile
+from scalebench.core.probe_record import GpuTime, ProbeRecord, Profile
 from scalebench.report.sections.operations import describe_gpus
 from tests.builders.runs import rank, record
 
@@ -100,7 +99,7 @@ def test_what_gpus_do_is_null_where_a_rank_has_not_seen_it(times):
 
 @pytest.mark.gpu
 def test_waits_are_null_where_the_profiler_has_not_seen_who_started_a_kernel():
-    unknown = dataclasses.replace(BUSY, host_wait_s=None, kernel_wait_s=None)
+    unknown = msgspec.structs.replace(BUSY, host_wait_s=None, kernel_wait_s=None)
     shares = step_breakdown.gpu_cells(gpu_run(unknown), 0.1)
     assert (shares["host_wait_share"], shares["kernel_wait_share"]) == (None, None) and shares[
         "gpu_compute_share"

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from scalebench.core.result import ProbeRecord
+from scalebench.core.probe_record import ProbeRecord
 from tests.builders.runs import rank, record, simulated_config
 
 STEPS = 2  # in each block

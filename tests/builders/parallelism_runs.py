@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from scalebench.core.result import ProbeRecord, StageRecord, Sync
+from scalebench.core.probe_record import ProbeRecord
+from scalebench.core.result import StageRecord, Sync
 from scalebench.core.spec import ModelSpec
 from tests.builders.runs import rank, record, simulated_config
 

@@ -16,15 +16,13 @@ from pathlib import Path
 
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.rows import summarize_run
+from scalebench.core.probe_record import ProbeRecord, Profile, ProfiledOperation
 from scalebench.core.result import (
     BatchTrial,
     CurvePoint,
     DeviceMonitorRecord,
     MaxBatch,
     MonitorRecord,
-    ProbeRecord,
-    Profile,
-    ProfiledOperation,
     Quality,
     Sync,
     first_point_at_target,

@@ -11,7 +11,7 @@ import pytest
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.result import COLLECTIVES, ProbeRecord
+from scalebench.core.probe_record import COLLECTIVES, ProbeRecord
 from scalebench.core.spec import MeasureSpec, RankPlacement, write_spec
 from scalebench.measure import bandwidth, collectives, timing
 from scalebench.measure.collectives import MESSAGE_SIZES, ONE_DEVICE, list_message_sizes, measure_collectives

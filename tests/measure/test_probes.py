@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalebench.core.result import Profile, RankRecord
+from scalebench.core.probe_record import Profile
+from scalebench.core.result import RankRecord
 from scalebench.core.spec import StrategySpec
 from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalebench.core.result import COLLECTIVES, RankRecord, TimelineRecord
+from scalebench.core.probe_record import COLLECTIVES
+from scalebench.core.result import RankRecord, TimelineRecord
 from scalebench.core.run_folder import progress_path
 from scalebench.core.spec import DatasetSpec, StrategySpec
 from scalebench.measure import progress

@@ -12,17 +12,12 @@ import re
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import (
-    CollectiveRecord,
-    MonitorRecord,
-    ProbeRecord,
-    TimelineRecord,
-    TransferRecord,
-    write_result,
-)
+from scalebench.core.probe_record import CollectiveRecord, ProbeRecord, TransferRecord
+from scalebench.core.result import MonitorRecord, TimelineRecord, write_result
 from scalebench.core.spec import HardwareSpec, TrainSpec, write_spec
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
 from scalebench.report.document import Chart, Table
@@ -265,7 +260,7 @@ def without_probes():
     missing = [{"sync_off_s": [], "fixed_batch_s": [], "reasons": reasons}, {"isolated_sync_s": [], "sync_off_s": []}]
     for run, changes in zip(runs.values(), [*missing, None], strict=True):
         for each in run.ranks:
-            each.probes = changes and dataclasses.replace(each.probes, **{"reasons": {}, **changes})
+            each.probes = changes and msgspec.structs.replace(each.probes, **{"reasons": {}, **changes})
     return [*runs.values(), sweeps.run("ddp_gloo", 1)]
 
 
@@ -345,8 +340,8 @@ def more_than_fits():
             for repeat in range(2) for n, pair in enumerate(pairs)]  # fmt: skip
     for probes in (run.ranks[0].probes for run in runs if run.scale.gpus > 1):
         first, *others = probes.profile.operations
-        operations = [dataclasses.replace(first, name=SCRIPT + "x" * 100), *others]
-        probes.profile = dataclasses.replace(probes.profile, kernel_s=None, operations=operations)
+        operations = [msgspec.structs.replace(first, name=SCRIPT + "x" * 100), *others]
+        probes.profile = msgspec.structs.replace(probes.profile, kernel_s=None, operations=operations)
     for batch in (20, 40, 80):
         runs.append(sweeps.run("bare_torch", 1, run_id=f"{batch}", train=TrainSpec(batch)))
         runs[-1].scale.batch_per_device = batch

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import scalebench
-from scalebench.core.result import ProbeRecord
+from scalebench.core.probe_record import ProbeRecord
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import Footnotes
 from scalebench.report.terminal_table import RunTable

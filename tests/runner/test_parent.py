@@ -12,7 +12,8 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.core.machine import machine
-from scalebench.core.result import ProbeRecord, RankRecord, read_result, write_result
+from scalebench.core.probe_record import ProbeRecord
+from scalebench.core.result import RankRecord, read_result, write_result
 from scalebench.core.run_folder import (
     LOCK_FILE,
     MPIRUN_LOG,

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.core.errors import InputError
-from scalebench.core.result import CollectiveRecord, Phases, ProbeRecord, TransferRecord, write_result
+from scalebench.core.probe_record import CollectiveRecord, ProbeRecord, TransferRecord
+from scalebench.core.result import Phases, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import ProgressFile, RankProgress
 from scalebench.runner.jobs import JobRequest, QueueState

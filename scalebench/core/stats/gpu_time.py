@@ -6,13 +6,12 @@ wait for their peers.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from scalebench.core.result import GpuTime
+from scalebench.core.probe_record import GpuTime
 
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 Intervals = list[tuple[float, float]]
@@ -52,7 +51,7 @@ def mean_gpu_time(times: Sequence[GpuTime]) -> GpuTime | None:
     """Return the mean of each figure, None where one of them is unknown; None for no times at all."""
     if not times:
         return None
-    of_field = {field.name: [getattr(each, field.name) for each in times] for field in dataclasses.fields(GpuTime)}
+    of_field = {name: [getattr(each, name) for each in times] for name in GpuTime.__struct_fields__}
     means: dict[str, Any] = {n: None if None in values else statistics.fmean(values) for n, values in of_field.items()}
     return GpuTime(**means)
 

@@ -8,7 +8,8 @@ from typing import Any
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.scaling_curves import group_curves
 from scalebench.core import units
-from scalebench.core.result import Profile, Result
+from scalebench.core.probe_record import Profile
+from scalebench.core.result import Result
 from scalebench.core.untrusted import find_run_file
 from scalebench.report import document as doc
 from scalebench.report import spec

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from scalebench.core.result import Profile
+from scalebench.core.probe_record import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import FORWARD, LossPart, NotMeasured
 from scalebench.strategies.horovod.group import HorovodGroup

@@ -20,8 +20,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from scalebench.core.errors import InputError
+from scalebench.core.probe_record import Profile
 from scalebench.core.process import RANK_ADDRESSES
-from scalebench.core.result import Profile, ScriptRecord
+from scalebench.core.result import ScriptRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop, LossPart, NotMeasured, Strategy, WrongGroup, never_measured
 from scalebench.strategies.rank_channel import Late, RankChannel

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scalebench.core.result import Profile
+from scalebench.core.probe_record import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import recording
 from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Strategy

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scalebench.core.result import Profile
+from scalebench.core.probe_record import Profile
 from scalebench.strategies.base import BatchReplay, Loop, NotMeasured
 from scalebench.strategies.recording import Event, Line, OperationKind, summarize_lines
 from scalebench.strategies.tensorflow import devices

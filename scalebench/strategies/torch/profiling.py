@@ -28,7 +28,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, sc
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from scalebench.core.json_files import read_json
-from scalebench.core.result import GpuTime, Profile, ProfiledOperation
+from scalebench.core.probe_record import GpuTime, Profile, ProfiledOperation
 from scalebench.core.stats.gpu_time import COMMUNICATION, COMPUTE, COPY, GpuActivity, mean_gpu_time, sum_up_gpu_time
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 from scalebench.strategies.torch.batches import TorchBatch

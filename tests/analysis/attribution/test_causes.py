@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from scalebench.analysis.attribution import causes
@@ -12,7 +13,8 @@ from scalebench.analysis.attribution.lost_efficiency import (
     attribute_run,
     measure_repeat,
 )
-from scalebench.core.result import DeviceMonitorRecord, GpuTime, MonitorRecord, Profile, Sync, write_result
+from scalebench.core.probe_record import GpuTime, Profile
+from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, Sync, write_result
 from tests.builders import attribution_runs as sample
 from tests.builders.runs import MACHINE, record
 from tests.builders.sweeps import ratio_of_rows
@@ -200,7 +202,7 @@ def with_parts(result, computing_s):
     """Forward and backward of so many seconds in all ranks."""
     for one in result.ranks:
         passes = {"forward_s": sample.probe_series(computing_s / 3), "backward_s": sample.probe_series(computing_s)}
-        one.probes = dataclasses.replace(one.probes, part_steps=sample.STEPS, **passes)
+        one.probes = msgspec.structs.replace(one.probes, part_steps=sample.STEPS, **passes)
     return result
 
 

@@ -14,7 +14,7 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.config_files import read_yaml
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import CollectiveRecord, ProbeRecord
+from scalebench.core.probe_record import CollectiveRecord, ProbeRecord
 from tests.builders import sweeps
 from tests.builders.parallelism_runs import ddp_run
 from tests.builders.runs import record

@@ -1,10 +1,9 @@
 """What a GPU does in a step: unions of intervals of traces made by hand."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
-from scalebench.core.result import GpuTime
+from scalebench.core.probe_record import GpuTime
 from scalebench.core.stats import gpu_time
 from scalebench.core.stats.gpu_time import COMMUNICATION, COMPUTE, COPY, GpuActivity
 
@@ -30,7 +29,7 @@ def test_a_trace_made_by_hand():
         compute_s=6.0, communication_s=4.0, hidden_s=2.0, copy_s=2.0, host_wait_s=2.5, kernel_wait_s=0.5, kernels=3
     )
     halves = gpu_time.sum_up_gpu_time(TRACE[::-1], 2)
-    assert dataclasses.astuple(halves) == (3.0, 2.0, 1.0, 1.0, 1.25, 0.25, 1.5)
+    assert msgspec.structs.astuple(halves) == (3.0, 2.0, 1.0, 1.0, 1.25, 0.25, 1.5)
 
 
 @pytest.mark.parametrize(

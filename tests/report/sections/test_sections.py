@@ -12,7 +12,7 @@ from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.step_model import load_limits
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import GpuTime, Profile, ProfiledOperation
+from scalebench.core.probe_record import GpuTime, Profile, ProfiledOperation
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report import machine_text
 from scalebench.report.document import Chart, Paragraph, Table

@@ -1,12 +1,12 @@
 """A rank that does what the `task.json` of its folder names, and writes its observations to observed<k>.json."""
 
 import contextlib
-import dataclasses
 import sys
 import time
 from math import prod
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -117,7 +117,7 @@ def take_parts(spec, strategy, record, progress):
     strategy.train(BatchReplay(batch, 1))
     observations["gradients"] = [float(parameter.grad.double().sum()) for parameter in strategy.model.parameters()]
     began_s, trace = time.time(), progress.folder / f"trace{record.rank}.json.gz"
-    observations["profile"] = dataclasses.asdict(strategy.profile(PROFILED_STEPS, trace))
+    observations["profile"] = msgspec.to_builtins(strategy.profile(PROFILED_STEPS, trace))
     observations["within_s"] = [began_s, time.time()]
     observations["messages"] = strategy.message_sizes()
     write_json(progress.folder / f"observed{record.rank}.json", observations)

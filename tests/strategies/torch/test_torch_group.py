@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from scalebench.core.machine.gpus import Gpu, GpuFacts
-from scalebench.core.result import COLLECTIVES
+from scalebench.core.probe_record import COLLECTIVES
 from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.torch import bandwidth
 from scalebench.strategies.torch import group as torch_group

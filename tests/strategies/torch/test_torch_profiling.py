@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from scalebench.core.result import ProfiledOperation, RankRecord
+from scalebench.core.probe_record import ProfiledOperation
+from scalebench.core.result import RankRecord
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
 from scalebench.strategies.base import NotMeasured
