@@ -230,7 +230,7 @@ class Workload:
     input_shape: list[int]
     precision: str  # requested, as are the next two
     data_format: str
-    compile: bool = False
+    compile: str | bool = "none"  # none | default | graphs; false and true in older records
     precision_used: str | None = None
     data_format_used: str | None = None
     compiler_used: str | None = None  # inductor | xla | none

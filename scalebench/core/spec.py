@@ -254,7 +254,7 @@ class TrainSpec:
     # Weights stay float32. `default` remains only on GPUs: it is what the framework does by itself.
     precision: str = choice_field("float32", "default", "tf32", "bfloat16", "float16")
     data_format: str = choice_field("default", "nhwc", "nchw")  # memory layout of images; default: the adapter's choice
-    compile: bool = False  # torch.compile, XLA
+    compile: str = choice_field("none", "default", "graphs")  # torch.compile, XLA | the step as one CUDA graph
     dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared
     momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum and nesterov
     # adamw: subtracted from the weights; else added to the gradients (L2)
@@ -274,6 +274,10 @@ class TrainSpec:
     evaluate_samples: int | None = number_field(None, at_least=1)
     activation_checkpointing: bool = False  # with PyTorch: the backward pass computes activations anew
     stop: StopSpec = field(default_factory=StopSpec)
+
+    def __post_init__(self) -> None:
+        """Read `false` and `true`, which compile was once, as `none` and `default`."""
+        self.compile = {"false": "none", "true": "default"}.get(str(self.compile).lower(), self.compile)
 
 
 @dataclass

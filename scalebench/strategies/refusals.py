@@ -17,6 +17,7 @@ from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.workloads import networks, partition, user_code
 
+GRAPHED = ("BareTorch", "CompressedDdp")  # classes of strategies with train.compile=graphs
 Reasons = Iterator[str]
 Rule = Callable[[RunSpec, Any], Reasons]
 
@@ -74,8 +75,25 @@ def training_rule(spec: RunSpec) -> Reasons:
         yield f"train.clip_norm is for PyTorch's strategies, and {strategy.name} is none: leave it out"
     if train.activation_checkpointing and strategy.framework != "torch":
         yield f"train.activation_checkpointing is for PyTorch's strategies, and {strategy.name} is none: leave it out"
-    if train.activation_checkpointing and train.compile:
-        yield "train.activation_checkpointing with train.compile=true: the compiler decides what it keeps; take one"
+    if train.activation_checkpointing and train.compile == "default":
+        yield "train.activation_checkpointing with train.compile=default: the compiler decides what it keeps; take one"
+    if train.compile == "graphs":
+        yield from graphs_rule(spec)
+
+
+def graphs_rule(spec: RunSpec) -> Reasons:
+    """A CUDA graph holds the step of a plain loop; what else it needs stands in conf/strategy/base/graphs.yaml."""
+    strategy = spec.config.strategy
+    adapter = strategy.adapter or str(read_strategy_config(strategy.name).get("adapter"))
+    if adapter.rpartition(":")[2] not in GRAPHED:
+        yield f"train.compile=graphs is for bare_torch and ddp, and {strategy.name} is neither: leave it out"
+    elif spec.device == "cpu":
+        yield "CUDA graphs need a GPU: take train.compile=none or default on the CPU"
+    elif user_code.has_training_step(spec.config.model):
+        yield (
+            "train.compile=graphs repeats the kernels of a step, and a LightningModule has hooks that run in each: "
+            "leave it out"
+        )
 
 
 def in_graph_rule(spec: RunSpec, options: Any) -> Reasons:
@@ -116,10 +134,10 @@ def accumulated_state_rule(config: Config, has_state: bool) -> Reasons:
 def keras_fit_rule(spec: RunSpec, options: Any) -> Reasons:
     """Keras' fit makes one step for all devices of a process."""
     several = max(len(place.devices) for place in spec.places) > 1
-    if options.loop == "fit" and spec.config.train.compile and several:
+    if options.loop == "fit" and spec.config.train.compile == "default" and several:
         yield (
             "strategy.options.loop=fit hands the step of all devices to XLA as one, which would merge them; "
-            "use loop=custom with train.compile=true"
+            "use loop=custom with train.compile=default"
         )
 
 

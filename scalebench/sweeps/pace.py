@@ -127,7 +127,8 @@ def _identify_model(name: str, code_digest: str | None) -> str:
 
 
 def _describe_settings(train: TrainSpec | Workload) -> str:
-    return f"{train.precision} {train.data_format}{' compile' * train.compile}"
+    compiled = "" if train.compile in ("none", False) else f" {train.compile}"
+    return f"{train.precision} {train.data_format}{compiled}"
 
 
 def _pace_file() -> Path | None:

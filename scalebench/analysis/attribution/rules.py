@@ -32,8 +32,8 @@ RULES = (
     # 700 and levels off there; at 75 the GPUs are hardly used.
     Rule("batch", "constant_share", lambda f: f["constant_share"] >= LAUNCHING,
          "a step takes nearly as long with a small batch as with a large one: launching it costs more than computing",
-         "Try a larger train.global_batch with the learning rate scaled to it, or train.compile=true, which starts "
-         "fewer kernels; fewer devices lose less",
+         "Try a larger train.global_batch with the learning rate scaled to it, or train.compile=default or graphs, "
+         "which start fewer kernels; fewer devices lose less",
          "on one bare device {small} samples take {small_s}, {large} take {large_s}: {constant_share} of the smaller "
          "step does not depend on its batch"),
     # Source: thesis, as above ("bigger matrices, efficiently parallelized on GPUs").

@@ -66,7 +66,7 @@ class TensorFlowStrategy(TensorFlowProbes):
         if isinstance(self.model, UserModel) and self.spec.processes > 1 and not self.spec.services:
             user_model.check_equal_weights(self.model, settings, self.broadcast, self.sum_over_group)
         self._compute_part_loss, self._compute_part_gradients = self.compute_part_loss, self.compute_part_gradients
-        if settings.train.compile:  # one replica on one device at a time: XLA ignores device placement
+        if settings.train.compile == "default":  # one replica on one device at a time: XLA ignores device placement
             self._compute_part_loss = tf.function(self.compute_part_loss, jit_compile=True, autograph=False)
             self._compute_part_gradients = tf.function(self.compute_part_gradients, jit_compile=True, autograph=False)
         self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)

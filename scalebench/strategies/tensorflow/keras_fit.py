@@ -94,7 +94,9 @@ class FitStrategy(TensorFlowStrategy):
         if self.uses_fit:
             loss = SummedLoss(self._loss, has_labels=self.spec.config.model.loss == "cross_entropy")
             with self.scope():
-                self.model.compile(optimizer=self.optimizer, loss=loss, jit_compile=self.spec.config.train.compile)
+                self.model.compile(
+                    optimizer=self.optimizer, loss=loss, jit_compile=self.spec.config.train.compile == "default"
+                )
             self._train_functions = {}
             self._use_train_function(True)
 

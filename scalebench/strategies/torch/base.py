@@ -32,6 +32,7 @@ from scalebench.strategies.torch import bandwidth, devices, optimizer, profiling
 from scalebench.strategies.torch import group as groups
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
+from scalebench.strategies.torch.graphs import StepGraphs
 from scalebench.strategies.torch.group import Message, TorchCollective, TorchGroup
 from scalebench.strategies.torch.loader import UserLoader
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
@@ -62,6 +63,7 @@ class TorchStrategy(Strategy):
     net: nn.Module
     optimizer: torch.optim.Optimizer
     precision: Precision
+    graphs: StepGraphs | None = None  # with train.compile=graphs
     builds_on_host: ClassVar[bool] = False  # true: `wrap` moves the model to its device in parts, and builds optimizer
     is_sharded: ClassVar[bool] = False  # in evaluation, too, when all processes compute equally many batches
 
@@ -102,6 +104,8 @@ class TorchStrategy(Strategy):
         devices.set_threads(self.place.threads)
         self.device = devices.choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device, train.clip_norm)
+        if train.compile == "graphs":
+            self.graphs = StepGraphs(self)
         self.group = self.join()
         if self.spec.config.dataset.loader is not None:
             self.loader = UserLoader(self.spec, *self.shard())
@@ -112,7 +116,10 @@ class TorchStrategy(Strategy):
             raise RuntimeError(f"{self.spec.config.model.name} has {built} parameters here and {params} in its YAML")
         if not self.builds_on_host:
             self.optimizer = self.build_optimizer()
-        self.compiled = CompiledModel(self.model, self.place.threads, self.device) if train.compile else self.model
+        if self.graphs is not None:
+            self.graphs.prepare_optimizer()
+        is_compiled = train.compile == "default"
+        self.compiled = CompiledModel(self.model, self.place.threads, self.device) if is_compiled else self.model
         with user_errors.attribute_errors_to_wrapping(self.spec.config):
             self.net = self.wrap(self.compiled)
         for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
@@ -134,10 +141,15 @@ class TorchStrategy(Strategy):
         return user_errors.attribute_errors_to_user(self.spec.config.model, trained=trained, finds_unused=finds_unused)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
+        part = self.train_batch(batch) if self.graphs is None else self.graphs.step(batch)
+        self.advance_schedulers()
+        return part
+
+    def train_batch(self, batch: TorchBatch) -> LossPart | None:
+        """Compute a step on the device: all that a graph of it repeats."""
         self.optimizer.zero_grad()
         part = self.accumulate_gradients(batch)
         self.precision.step_optimizer(self.optimizer)
-        self.advance_schedulers()
         return part
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -184,7 +196,10 @@ class TorchStrategy(Strategy):
                 user.scale_rates(self.optimizer, rate / self.spec.learning_rate)
             return
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], Tensor):  # which a graph reads
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def accumulate_gradients(self, batch: TorchBatch) -> LossPart:
         """Add up the gradients of all parts of a batch, which are synchronized in the last part's backward pass."""
@@ -238,6 +253,8 @@ class TorchStrategy(Strategy):
         return optimizer.compute_loss_weight(batch.samples, batch.global_samples, self.shard()[1])
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
+        if self.graphs is not None:
+            raise NotMeasured("train.compile=graphs starts a step as a whole, which has no parts for the host")
         self.model.zero_grad()  # not the optimizer's: Horovod's refuses while it expects a synchronization
         for part in drop_empty_parts(self.split_batch(batch)):
             self._run_passes(part, until)
@@ -253,7 +270,7 @@ class TorchStrategy(Strategy):
         """Profile steps on the last batch, after a few more that are left out of the profile."""
         self._profiled = None
         profiled = self.observe_steps(steps, trace)
-        if not profiled.sees_kernels:
+        if not profiled.sees_kernels or not (self.graphs is None or profiled.profile.operations):
             raise NotMeasured(NO_KERNELS)
         return profiled.profile
 
@@ -265,7 +282,10 @@ class TorchStrategy(Strategy):
         if self._profiled is None:
             if self.last_batch is None:
                 raise RuntimeError("the profile is of the last batch of the training, and there was no training")
-            self._profiled = profiling.profile_steps(self.train, self.synchronize, self.last_batch, steps, trace)
+            with nullcontext() if self.graphs is None else self.graphs.paused() as begin_replays:
+                self._profiled = profiling.profile_steps(
+                    self.train, self.synchronize, self.last_batch, steps, trace, begin_replays
+                )
         return self._profiled
 
     def synchronize(self) -> None:
@@ -289,9 +309,10 @@ class TorchStrategy(Strategy):
     def settings_used(self) -> dict[str, str]:
         if self.last_batch is None:
             return {}
-        tuned = {"convolutions": "tuned"} if torch.backends.cudnn.benchmark else {}
         seen = self.observe_steps()
-        return identify_settings(seen.names, seen.calls, seen.sees_kernels) | tuned
+        settings = identify_settings(seen.names, seen.calls, seen.sees_kernels)
+        settings |= {"convolutions": "tuned"} if torch.backends.cudnn.benchmark else {}
+        return settings | ({"compiler": "graphs"} if self.graphs is not None and self.graphs.are_recorded else {})
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate each replica's part of the samples with its own model, in the precision of training."""
@@ -353,6 +374,8 @@ class TorchStrategy(Strategy):
         return versions
 
     def close(self) -> None:
+        if self.graphs is not None:
+            self.graphs.reset()
         if self.loader is not None:
             self.loader.close()
         if self.group is not None:
@@ -431,7 +454,8 @@ class GroupStrategy(TorchStrategy):
         """Return the messages of one more step in the order of sending, as PyTorch's operators show them."""
         if self.last_batch is None:
             return []
-        sent = profiling.observe_messages(self.train, self.last_batch)
+        with nullcontext() if self.graphs is None else self.graphs.paused():
+            sent = profiling.observe_messages(self.train, self.last_batch)
         return [each._replace(among=self.group_of(each)) for each in sent]
 
     def group_of(self, sent: Message) -> dist.ProcessGroup | None:

@@ -133,10 +133,10 @@ def check_compiler(device: torch.device) -> None:
     from torch.utils._triton import has_triton
 
     if device.type == "cuda" and not has_triton():
-        raise Unsupported("train.compile=true wants Triton, which this PyTorch lacks: pip install triton")
+        raise Unsupported("train.compile=default wants Triton, which this PyTorch lacks: pip install triton")
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         raise Unsupported(
-            "train.compile=true wants a C++ compiler, and none is found: install g++ or set CXX"
+            "train.compile=default wants a C++ compiler, and none is found: install g++ or set CXX"
         ) from None

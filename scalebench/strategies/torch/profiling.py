@@ -59,6 +59,7 @@ COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, no
 DRIVER_CALL = re.compile("cu(?:da)?[A-Z]")  # of the host: cudaLaunchKernel, cuLaunchKernelEx
 MAX_OPERATIONS = 20  # operations in the record
 OBSERVED_STEPS = 2  # where only backend and settings are of interest
+STEP_EVENT = "ProfilerStep"  # the beginning of the name of the event around a profiled step
 # Steps before the profiled ones. The profiler starts in the first, at a different moment on each rank, so that its
 # synchronization waits for the last rank; DDP rebuilds its buckets in the second, under Lightning in each training.
 WARMUP_STEPS = 2
@@ -187,16 +188,28 @@ class ProfiledSteps:
 
 
 class StepProfiler(BatchReplay):
-    """A replay of WARMUP_STEPS and of a number of profiled steps after them."""
+    """A replay of WARMUP_STEPS and of a number of profiled steps after them.
 
-    def __init__(self, batch: TorchBatch, steps: int, synchronize: Callable[[], None]) -> None:
-        """`synchronize` waits for the device."""
-        super().__init__(batch, WARMUP_STEPS + steps)
+    Where a graph replays steps, the profiler sees OBSERVED_STEPS more before these that the host starts kernel by
+    kernel, for what a replay does not show.
+    """
+
+    def __init__(
+        self,
+        batch: TorchBatch,
+        steps: int,
+        synchronize: Callable[[], None],
+        begin_replays: Callable[[], None] | None = None,
+    ) -> None:
+        """`synchronize` waits for the device; `begin_replays` has a graph replay the steps after it."""
+        self._observed_steps = 0 if begin_replays is None else OBSERVED_STEPS
+        super().__init__(batch, WARMUP_STEPS + self._observed_steps + steps)
         self.step_s, self.cuda = 0.0, is_on_gpu(batch)
         self._profiled_steps, self._synchronize, self._started_s = steps, synchronize, 0.0
+        self._begin_replays = begin_replays
         self.profiler = profile(
             activities=choose_activities(self.cuda),
-            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
+            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=self._observed_steps + steps, repeat=1),
             record_shapes=True,
             acc_events=True,  # otherwise PyTorch warns that it keeps the events of one cycle only; there is just one
         )
@@ -206,8 +219,8 @@ class StepProfiler(BatchReplay):
         yield from super().__iter__()
 
     def done(self, part: LossPart | None) -> bool:
-        is_over, is_warm = super().done(part), len(self.parts) == WARMUP_STEPS
-        if is_over or is_warm:
+        is_over, is_warm = super().done(part), len(self.parts) == WARMUP_STEPS + self._observed_steps
+        if is_over or is_warm or len(self.parts) == WARMUP_STEPS:
             self._synchronize()  # so that no step's device work is on both sides of the border
         if is_over:
             self.step_s = (time.perf_counter() - self._started_s) / self._profiled_steps
@@ -215,18 +228,27 @@ class StepProfiler(BatchReplay):
         if is_over:
             self.profiler.stop()
         if is_warm:
+            if self._begin_replays is not None:
+                self._begin_replays()
             self._started_s = time.perf_counter()
         return is_over
 
     def read(self) -> ProfiledSteps:
         """Return what the profiler saw, once the replay is over."""
         events = list(self.profiler.events())
+        names = Counter(event.name for event in events)
+        calls = list_operator_calls(self.profiler.profiler.kineto_results.experimental_event_tree())
+        sees_kernels = not self.cuda or any(
+            event.device_type == DeviceType.CUDA and not event.is_user_annotation for event in events
+        )
+        if self._observed_steps:  # the host has waited for the device before the first replay
+            steps = (each for each in events if each.name.startswith(STEP_EVENT) and each.device_type == DeviceType.CPU)
+            begin = sorted(each.time_range.start for each in steps)[self._observed_steps]
+            events = [event for event in events if event.time_range.start >= begin]
         operations = summarize_operations(events, self._profiled_steps, self.cuda)
         profile = build_profile(operations, self._profiled_steps, self.step_s)
         profile.gpu = sum_up_gpus(events, self._profiled_steps) if self.cuda else None
-        calls = list_operator_calls(self.profiler.profiler.kineto_results.experimental_event_tree())
-        names = Counter(event.name for event in events)
-        return ProfiledSteps(profile, names, calls, bool(operations) or not self.cuda)
+        return ProfiledSteps(profile, names, calls, sees_kernels)
 
 
 def is_on_gpu(batch: TorchBatch) -> bool:
@@ -239,13 +261,15 @@ def profile_steps(
     batch: TorchBatch,
     steps: int,
     trace: Path | None = None,
+    begin_replays: Callable[[], None] | None = None,
 ) -> ProfiledSteps:
-    """Train on a batch for WARMUP_STEPS + `steps` steps and profile the last ones. Spoils the weights.
+    """Train on a batch for WARMUP_STEPS + `steps` steps and profile the last ones, or some more as StepProfiler says.
+    Spoils the weights.
 
     A second session in the same process can come out without any kernel: what CUPTI tears down after the first falls
     into it (pytorch/kineto pull request 1554).
     """
-    replay = StepProfiler(batch, steps, synchronize)
+    replay = StepProfiler(batch, steps, synchronize, begin_replays)
     train(replay)
     if trace is not None:
         write_trace(replay.profiler, trace)

@@ -95,7 +95,8 @@ def _make_samples(spec):
 
 @pytest.fixture
 def strategy(monkeypatch):
-    """Return strategy(name, processes=1, **changes) -> rank 0 of that strategy, set up; it is closed after the test."""
+    """Return strategy(name, processes=1, device="cpu", **changes) -> rank 0 of that strategy, set up; it is closed
+    after the test."""
     open_dataset = datasets.open_dataset
 
     def open_samples(spec, *arguments):
@@ -110,10 +111,10 @@ def strategy(monkeypatch):
         monkeypatch.setenv(name, value)
     made = []
 
-    def make(name, processes=1, **changes):
+    def make(name, processes=1, device="cpu", **changes):
         if made:  # a group listens until its adapter goes
             monkeypatch.setenv("MASTER_PORT", str(find_free_ports(1)[0]))
-        made.append(registry.load_strategy(name)(spec_of(name, processes, **changes), 0))
+        made.append(registry.load_strategy(name)(replace(spec_of(name, processes, **changes), device=device), 0))
         try:
             made[-1].setup()
         except Exception:

@@ -168,7 +168,7 @@ def test_optimizers_on_channels_last(name):
 )  # fmt: skip
 def test_compilation_keeps_the_losses(strategy, source, name, model):
     """Losses with inductor are the same; the short batch at the end of an epoch is not compiled again."""
-    adapter, bare = strategy(name, train__compile=True, **model), strategy("bare_torch", **model)
+    adapter, bare = strategy(name, train__compile="default", **model), strategy("bare_torch", **model)
     torch._dynamo.utils.counters.clear()
     batches = list(islice(adapter.feed(source()), 7))
     assert {batch.samples for batch in batches} == {20, 1}
