@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 
 from scalebench.__main__ import run_command
 from scalebench.cli.commands import new
-from scalebench.cli.commands.doctor.check_result import OK
-from scalebench.cli.commands.doctor.slurm_check import check_partition
+from scalebench.cli.commands.doctor.slurm_check import OK, check_partition
 from scalebench.cli.commands.new_hardware import NodeShape, describe_nodes
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve

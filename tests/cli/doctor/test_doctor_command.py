@@ -15,7 +15,6 @@ from rich.console import Console
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
-from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
 from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.machine.cpus import NumaNode
@@ -90,7 +89,7 @@ def run_doctor(
         patch.setattr(doctor, "MAX_ANSWER_S", 0.5 if "sleep" in str(programs) else 30.0)
         patch.setenv("PATH", str(folder))
         if torch is None:
-            patch.setattr(cuda_check, "describe_torch_build", lambda host: "")  # imports PyTorch
+            patch.setattr(doctor, "describe_torch_build", lambda host: "")  # imports PyTorch
         else:
             (folder / "torch.py").write_text(TORCH.format(is_available=torch[0], code=torch[1]))
             patch.setenv("PYTHONPATH", str(folder))
@@ -173,7 +172,7 @@ def test_the_facts_of_a_machine_are_one_line_each(case, tmp_path):
 def no_frameworks(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(doctor, "list_horovod_builds", list)
-    monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
+    monkeypatch.setattr(doctor, "describe_torch_build", lambda host: "")
 
 
 @pytest.mark.gpu

@@ -17,8 +17,7 @@ import pytest
 
 from scalebench.__main__ import main
 from scalebench.cli.commands.doctor import hardware_check
-from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, is_near
-from scalebench.cli.commands.doctor.slurm_check import check_partition, check_slurm
+from scalebench.cli.commands.doctor.slurm_check import DIFFERS, OK, UNCHECKED, check_partition, check_slurm, is_near
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec

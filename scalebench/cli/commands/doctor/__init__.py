@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
 import subprocess
 
@@ -13,11 +14,11 @@ from rich import box
 from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser, make_console
-from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
 from scalebench.core import config_files
-from scalebench.core.machine import machine, private_network
+from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.machine.machine import Machine
+from scalebench.core.process import ask_python
 from scalebench.report import machine_text
 from scalebench.strategies import registry
 
@@ -26,7 +27,14 @@ LAUNCHER_COMMANDS = {
     "MPI": ("mpirun", "apt-get install openmpi-bin"),
     "SLURM": ("sbatch", "runs start here, or on hardware.hosts; hardware.slurm.bin names its folder"),
 }
-MAX_ANSWER_S = 10.0
+MAX_ANSWER_S, MAX_TORCH_ANSWER_S = 10.0, 120.0
+# In a process of its own, since only PyTorch itself can list the GPUs that it has code for.
+TORCH_SCRIPT = """
+import torch, warnings
+warnings.simplefilter("ignore")
+cuda = torch.cuda
+print("ANSWER", torch.__version__, torch.version.cuda or "none", int(cuda.is_available()), *cuda.get_arch_list())
+"""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -46,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
     sections = (
         list_machine_rows(host),
         list_software(host),
-        cuda_check.list_cuda_facts(host),
+        list_cuda_facts(host),
         list_launchers(),
         list_horovod_builds(),
         list_open_ports(),
@@ -96,6 +104,33 @@ def list_software(host: Machine) -> list[tuple[str, str]]:
     return rows + [
         ("missing", f"{name}: {EXTRA_PACKAGES.get(name) or registry.install_hint(name)}") for name in missing
     ]
+
+
+def list_cuda_facts(host: Machine) -> list[tuple[str, str]]:
+    """List what PyTorch has for the driver and the GPUs, and the owners of NCCL and cuDNN; nothing without GPUs."""
+    if not host.gpus:
+        return []
+    rows = [("CUDA", describe_torch_build(host))] if importlib.util.find_spec("torch") is not None else []
+    packages = dict.fromkeys(name for names in cuda_builds.find_library_owners().values() for name in names)
+    text = cuda_builds.find_library_conflict() or ", ".join(packages)
+    return [*rows, ("NCCL, cuDNN", text)] if text else rows
+
+
+def describe_torch_build(host: Machine) -> str:
+    """Describe PyTorch's build beside the driver and the compute capabilities, or the problem with them."""
+    answer, reason = ask_python(TORCH_SCRIPT, limit_s=MAX_TORCH_ANSWER_S)
+    if answer is None:
+        return f"PyTorch does not import: {reason}"
+    version, cuda, is_available, *architectures = answer
+    texts = {gpu.compute_capability for gpu in host.gpus if gpu.compute_capability is not None}
+    capabilities = sorted((int(major), int(minor)) for major, _, minor in (text.partition(".") for text in texts))
+    driver = None if is_available == "1" else host.driver_version
+    problem = cuda_builds.find_torch_problem(
+        version, None if cuda == "none" else cuda, architectures, driver, capabilities
+    )
+    cards = ", ".join(map(cuda_builds.format_capability, capabilities)) or "unknown"
+    build = f"PyTorch {version} has code for {' '.join(architectures) or 'unknown GPUs'}"
+    return problem or f"{build}; driver {host.driver_version or 'unknown'}, compute capability {cards}"
 
 
 def list_launchers() -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from rich.table import Table
 import scalebench
 from scalebench.cli.commands.arguments import make_console
 from scalebench.cli.commands.doctor import slurm_check
-from scalebench.cli.commands.doctor.check_result import (
+from scalebench.cli.commands.doctor.slurm_check import (
     DIFFERS,
     OK,
     UNCHECKED,
@@ -27,7 +27,6 @@ from scalebench.cli.commands.doctor.check_result import (
     format_size,
     is_near,
     join_counted,
-    mark_unchecked,
 )
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
@@ -94,10 +93,18 @@ def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple
         return node + (check_shared_folders(config) if hardware.hosts or hardware.max_nodes > 1 else []), None
     slurm_results, nodes = slurm_check.check_slurm(Slurm(hardware.slurm.bin), config)
     name = find_node_name(host, nodes)
-    if name is None:
-        node = mark_unchecked(node, "not a node")
-    line = _check_this_host(hardware, host, name, nodes)
-    results = [line, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
+    job = f", in job {os.environ['SLURM_JOB_ID']}" if in_allocation() else ""
+    same: bool | None = True if nodes else None
+    if name is None:  # the YAML does not describe this host
+        node = [replace(line, actual=f"{line.actual} (not a node)", verdict=UNCHECKED) for line in node]
+        kind, same = "no node of it: a login node?" if nodes else "unknown whether it is one", None
+        actual = f"{host.hostname}, {kind}{job}"
+    elif nodes and name not in [node.name for node in nodes]:
+        actual, same = f"{name}, of another partition{job}", False
+    else:
+        actual = f"{name}{job}"
+    here = check_value("this host", f"a node of {hardware.slurm.partition or 'the default partition'}", actual, same)
+    results = [here, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
     return results, make_srun_hint(hardware, arguments) if name is None and nodes else None
 
 
@@ -122,51 +129,32 @@ def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
     return f"this host is no node of hardware={hardware.name}; to check one: {command}"
 
 
-def _check_this_host(
-    hardware: HardwareSpec, host: Machine, name: str | None, nodes: Sequence[PartitionNode]
-) -> CheckResult:
-    expected = f"a node of {hardware.slurm.partition or 'the default partition'}"
-    job = f", in job {os.environ['SLURM_JOB_ID']}" if in_allocation() else ""
-    if name is None:
-        kind = "no node of it: a login node?" if nodes else "unknown whether it is one"
-        return CheckResult("this host", expected, f"{host.hostname}, {kind}{job}", UNCHECKED)
-    if nodes and name not in [node.name for node in nodes]:
-        return CheckResult("this host", expected, f"{name}, of another partition{job}", DIFFERS)
-    return CheckResult("this host", expected, f"{name}{job}", OK if nodes else UNCHECKED)
-
-
 def check_node(hardware: HardwareSpec, host: Machine, in_job: bool = False) -> list[CheckResult]:
     """Check the devices, cores, memory, network interface and copy folder of a node. A job may have only some of the
     node's GPUs, so that fewer than expected are no difference then."""
-    results = _check_gpus(hardware, host, in_job) if hardware.devices != "cpu" else []
-    cores = host.cpus_physical or host.cpus
+    results = []
+    if hardware.devices != "cpu":
+        count, expected = len(host.gpus), hardware.gpus_per_node
+        is_part = in_job and expected is not None and count < expected
+        actual = f"{count}, as this job was given" if is_part else str(count)
+        results.append(check_value("gpus_per_node", expected, actual, None if is_part else expected == count))
+        names, model = [gpu.name for gpu in host.gpus if gpu.name], hardware.gpu_model
+        same = all(is_same_model(model or "", name) for name in names)
+        results.append(check_value("gpu_model", model, join_counted(names), same))
+        sizes, size = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes], hardware.gpu_memory_bytes
+        same = all(is_near(size, each) for each in sizes)
+        results.append(check_value("gpu_memory_bytes", format_size(size), join_counted(map(format_size, sizes)), same))
+    cores, wanted = host.cpus_physical or host.cpus, hardware.cpus_per_node
     usable = f", {host.cpus} for this process" if host.cpus < cores else ""
-    results.append(
-        check_value("cpus_per_node", hardware.cpus_per_node, f"{cores} cores{usable}", hardware.cpus_per_node == cores)
-    )
-    memory, actual = hardware.memory_bytes, host.memory_bytes
-    results.append(check_value("memory_bytes", format_size(memory), format_size(actual), is_near(memory, actual)))
-    return [
-        *results,
-        *(line for line in (_check_interface(hardware), _check_node_copy_folder(hardware)) if line.expected != "null"),
-    ]
-
-
-def _check_gpus(hardware: HardwareSpec, host: Machine, in_job: bool) -> list[CheckResult]:
-    count, expected = len(host.gpus), hardware.gpus_per_node
-    number = check_value("gpus_per_node", expected, str(count), expected == count)
-    if in_job and expected is not None and count < expected:
-        number = replace(number, actual=f"{count}, as this job was given", verdict=UNCHECKED)
-    names = [gpu.name for gpu in host.gpus if gpu.name]
-    sizes = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes]
-    model, memory, texts = hardware.gpu_model, hardware.gpu_memory_bytes, [format_size(size) or "" for size in sizes]
-    is_model = all(is_same_model(model or "", name) for name in names)
-    is_size = all(is_near(memory, size) for size in sizes)
-    return [
-        number,
-        check_value("gpu_model", model, join_counted(names) or None, is_model),
-        check_value("gpu_memory_bytes", format_size(memory), join_counted(texts) or None, is_size),
-    ]
+    results.append(check_value("cpus_per_node", wanted, f"{cores} cores{usable}", wanted == cores))
+    memory, here = hardware.memory_bytes, host.memory_bytes
+    results.append(check_value("memory_bytes", format_size(memory), format_size(here), is_near(memory, here)))
+    if hardware.interface is not None:
+        interfaces = sorted(psutil.net_if_addrs())
+        is_there = hardware.interface in interfaces
+        actual = "is there" if is_there else f"only {' '.join(interfaces)}"
+        results.append(check_value("interface", hardware.interface, actual, is_there))
+    return [*results, _check_copy_folder(hardware.node_copy)] if hardware.node_copy is not None else results
 
 
 def is_same_model(expected: str, actual: str) -> bool:
@@ -176,44 +164,31 @@ def is_same_model(expected: str, actual: str) -> bool:
 
 
 def check_shared_folders(config: Config) -> list[CheckResult]:
-    """Check that folders which this host and the nodes must share are on a network file system."""
-    stores = {
-        "folder of results": Path.cwd(),
-        "Python": Path(sys.executable),
-        "scalebench": Path(scalebench.__file__).parent,
-    }
+    """Check that folders which this host and the nodes must share are on a network file system. Whether the nodes mount
+    it too, only a job can show."""
     cache = Path(config.dataset.cache).expanduser() if config.dataset.cache else cache_folder()
-    return [_check_shared_folder(name, path) for name, path in {**stores, "data sets": cache}.items()]
+    folders = {"folder of results": Path.cwd(), "Python": Path(sys.executable)}
+    folders |= {"scalebench": Path(scalebench.__file__).parent, "data sets": cache}
+    results = []
+    for name, path in folders.items():
+        kind = find_file_system(path.absolute())
+        is_shared = kind in NETWORK_FILE_SYSTEMS or (kind or "").startswith("fuse.")
+        note = "" if is_shared else ": is that a disk of this host only?"
+        actual = f"{path} on {kind or 'an unknown file system'}{note}"
+        results.append(check_value(name, "the same on all nodes", actual, True if is_shared else None))
+    return results
 
 
-def _check_shared_folder(name: str, path: Path) -> CheckResult:
-    """Check that a path is on a network file system. Whether the nodes mount it too, only a job can show."""
-    kind = find_file_system(path.absolute())
-    shared = kind in NETWORK_FILE_SYSTEMS or (kind or "").startswith("fuse.")
-    on = f"{path} on {kind or 'an unknown file system'}"
-    note = "" if shared else ": is that a disk of this host only?"
-    return CheckResult(name, "the same on all nodes", on + note, OK if shared else UNCHECKED)
-
-
-def _check_interface(hardware: HardwareSpec) -> CheckResult:
-    names = sorted(psutil.net_if_addrs())
-    present = hardware.interface in names
-    return check_value("interface", hardware.interface, "is there" if present else f"only {' '.join(names)}", present)
-
-
-def _check_node_copy_folder(hardware: HardwareSpec) -> CheckResult:
+def _check_copy_folder(node_copy: str) -> CheckResult:
     """Check that the folder for copies of the data exists or can be made."""
-    where = Path(os.path.expandvars(hardware.node_copy or "/")).expanduser()
+    where = Path(os.path.expandvars(node_copy)).expanduser()
     if "$" in str(where):
-        return CheckResult(
-            "node_copy", hardware.node_copy or "null", "names a variable that is not set here", UNCHECKED
-        )
+        return check_value("node_copy", node_copy, "names a variable that is not set here", None)
     above = next(folder for folder in (where, *where.absolute().parents) if folder.exists())
-    usable = above.is_dir() and os.access(above, os.W_OK)
-    state = f"{shutil.disk_usage(above).free / 1e9:,.0f} GB free" if usable else f"{above} cannot be written to"
-    return check_value(
-        "node_copy", hardware.node_copy, state if above == where or not usable else f"to be made, {state}", usable
-    )
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        return check_value("node_copy", node_copy, f"{above} cannot be written to", False)
+    free = f"{shutil.disk_usage(above).free / 1e9:,.0f} GB free"
+    return check_value("node_copy", node_copy, free if above == where else f"to be made, {free}", True)
 
 
 def check_container(hardware: HardwareSpec) -> list[CheckResult]:
@@ -223,7 +198,7 @@ def check_container(hardware: HardwareSpec) -> list[CheckResult]:
         return []
     path = Path(image).expanduser()
     if "://" in image or not (path.is_absolute() or path.suffix in IMAGE_SUFFIXES):
-        return [CheckResult("slurm.container", image, "an address, which the nodes fetch", UNCHECKED)]
-    readable = path.exists() and os.access(path, os.R_OK)
-    state = "can be read" if readable else "cannot be read" if path.exists() else "no such file"
-    return [CheckResult("slurm.container", image, state, OK if readable else DIFFERS)]
+        return [check_value("slurm.container", image, "an address, which the nodes fetch", None)]
+    is_readable = path.exists() and os.access(path, os.R_OK)
+    state = "can be read" if is_readable else "cannot be read" if path.exists() else "no such file"
+    return [check_value("slurm.container", image, state, is_readable)]
