@@ -94,7 +94,10 @@ def test_figures_of_the_values_of_a_key(call):
     assert err.splitlines() == [f"written: charts/{stem}.png" for stem in stems]
     assert {path.name for path in Path("charts").iterdir()} == {f"{s}.{kind}" for s in stems for kind in ("png", "svg")}
     Path("file").write_text("")
-    assert call(*words[:-1], "file")[::2] == (2, "scalebench: --figures file: File exists; choose another folder\n")
+    assert call(*words[:-1], "file")[::2] == (
+        2,
+        "scalebench: file cannot be written: File exists; --figures=FOLDER writes elsewhere\n",
+    )
     assert call("a", "--save", "main", "--figures", "charts")[0] == 2
 
 

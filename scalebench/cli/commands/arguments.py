@@ -1,17 +1,23 @@
-"""The parser, the option values and the console that commands share; an error is one line."""
+"""The parser, the values of options and the console that commands share; an error is one line."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from scalebench.core.spec import Config
+
 PLAIN_WIDTH_CHARACTERS = 400  # of a table in a file or a pipe: one line for each row
 FOLDERS_HELP = "folder of a run or a sweep, or a result.json; default: the newest sweep below ./multirun"
+MAX_COUNT = 10_000_000
 
 
 def folders_or_newest(folders: list[str]) -> list[str]:
@@ -32,17 +38,78 @@ def folders_or_newest(folders: list[str]) -> list[str]:
     return folders
 
 
-def split_names(text: str) -> list[str]:
-    """Return the names in `a, b`."""
+def read_names(text: str) -> list[str]:
+    """Read the names in `a, b`, as the type of an option; so are the functions below."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def check_efficiency(efficiency: float) -> None:
-    """Raise InputError for a value of --efficiency that is not a share."""
+def read_count(text: str) -> int:
+    count = text.strip().replace("_", "")
+    if not (count.isascii() and count.isdigit() and 0 < int(count) <= MAX_COUNT):
+        raise argparse.ArgumentTypeError(f"'{text}' should be a whole number from 1 to {MAX_COUNT:,}")
+    return int(count)
+
+
+def read_counts(text: str) -> list[int]:
+    return [read_count(part) for part in read_names(text)]
+
+
+def read_positive(text: str) -> float:
+    if not 0 < (value := _read_number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' should be a number above 0")
+    return value
+
+
+def read_efficiency(text: str) -> float:
+    if not 0 < (value := _read_number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' should be a share above 0 and up to 1, such as 0.8")
+    return value
+
+
+def read_threshold(text: str) -> float:
+    """Read `3%`, `3 %` or `0.03` as 0.03."""
+    value = _read_number(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' should be a share of throughput from 0 to below 1, such as 3% or 0.03"
+        )
+    return value
+
+
+def _read_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def compose_overrides(overrides: Sequence[str], *further: str) -> Config:
+    """Compose a config. Raise InputError for anything wrong with its overrides; `further` are none of the user's."""
+    from scalebench.config.compose import compose_config  # imports Hydra, which takes longer than a command's --help
+    from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
     from scalebench.core.errors import InputError
 
-    if not 0 < efficiency <= 1:
-        raise InputError(f"--efficiency={efficiency:g} should be a share above 0 and up to 1, such as 0.8")
+    try:
+        return compose_config([*further, *overrides])
+    except EXPECTED_ERRORS as error:
+        raise InputError(explain_error(error, list(overrides))) from error
+
+
+@contextlib.contextmanager
+def refuse_unwritable(path: Path, way_out: str) -> Iterator[None]:
+    """Raise InputError where the block cannot write to the path, as on a full disk."""
+    from scalebench.core.errors import InputError
+
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}; {way_out}") from error
+
+
+def count_verdicts(results: Iterable[Any], texts: Mapping[str, str]) -> str:
+    """Return how many of the results have each verdict: `3 ok, 1 differs`."""
+    counts = Counter(result.verdict for result in results)
+    return ", ".join(f"{counts[verdict]} {text}" for verdict, text in texts.items())
 
 
 def make_console() -> Console:
@@ -92,8 +159,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from scalebench.core.errors import InputError  # here and above: `--help` need not wait for it
 
-        usage = " ".join(self.format_usage().split()[1:])
-        raise InputError(f"{self._command()}: {message}; usage: {usage}")
+        way_out = "" if " should be " in message else f"; {self.prog} --help has the usage"
+        raise InputError(f"{self._command()}: {message}{way_out}")
 
     def _command(self) -> str:
         return self.prog.removeprefix("scalebench ")

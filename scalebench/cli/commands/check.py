@@ -7,12 +7,9 @@ GPU machine instead: see check_gpu.py.
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from scalebench.cli.commands.arguments import CommandParser, make_console
+from scalebench.cli.commands.arguments import (
+    CommandParser,
+    compose_overrides,
+    count_verdicts,
+    make_console,
+    read_positive,
+)
 from scalebench.config.aliases import accept_aliases
 from scalebench.core import config_files
 from scalebench.core.errors import InputError, unknown_name_message
@@ -76,7 +79,10 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--page", metavar="FILE", help=f"of --gpu: the page to write (default: {GPU_PAGE})")
     parser.add_argument(
-        "--minutes", metavar="N", help=f"of --gpu: start nothing that would end later (default: {GPU_MINUTES:g})"
+        "--minutes",
+        metavar="N",
+        type=read_positive,
+        help=f"of --gpu: start nothing that would end later (default: {GPU_MINUTES:g})",
     )
 
 
@@ -100,12 +106,9 @@ def check_gpu_machine(options: argparse.Namespace) -> int:
     """Check this machine. Raise InputError for options that do not fit."""
     if options.subject or options.faults or options.traceback:
         raise InputError("check --gpu checks this machine: it takes --page and --minutes alone")
-    minutes = float(options.minutes) if re.fullmatch(r"\d+(\.\d+)?", options.minutes or "x") else None
-    if options.minutes is not None and not minutes:
-        raise InputError(f"--minutes takes a number above 0, not '{options.minutes}'")
     from scalebench.cli.commands import check_gpu  # imports pytest, pandas and Hydra
 
-    return check_gpu.main(Path(options.page or GPU_PAGE), minutes or GPU_MINUTES)
+    return check_gpu.main(Path(options.page or GPU_PAGE), options.minutes or GPU_MINUTES)
 
 
 def has_run(results: list[ContractResult]) -> bool:
@@ -178,14 +181,9 @@ def _fault_settings(name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def resolve_overrides(overrides: list[str]) -> RunSpec:
     """Compose and resolve a run. Raise InputError for anything wrong with its overrides."""
-    from scalebench.config import resolve  # these take longer than the command's --help
-    from scalebench.config.compose import compose_config
-    from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
+    from scalebench.config import resolve  # takes longer than the command's --help
 
-    try:
-        return resolve.resolve(compose_config(overrides))
-    except EXPECTED_ERRORS as error:
-        raise InputError(explain_error(error, overrides)) from error
+    return resolve.resolve(compose_overrides(overrides))
 
 
 def print_results(subject: CheckSubject, results: list[ContractResult], with_details: bool) -> None:
@@ -198,9 +196,8 @@ def print_results(subject: CheckSubject, results: list[ContractResult], with_det
     details = dict.fromkeys(result.detail for result in results if result.detail)
     for detail in details if with_details else []:
         console.print(detail, soft_wrap=True)
-    counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in (HOLDS, FAILS, SKIPPED)}
     texts = {HOLDS: "hold", FAILS: "do not hold", SKIPPED: "skipped"}
-    console.print(f"{subject.title}: " + ", ".join(f"{count} {texts[verdict]}" for verdict, count in counts.items()))
+    console.print(f"{subject.title}: {count_verdicts(results, texts)}")
     if details and not with_details:
         console.print("--traceback prints pytest's report of each failure, with the logs of its ranks")
 
@@ -259,12 +256,14 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
     from scalebench.testing.launch import warm_launches
 
     (folder / "pytest.ini").write_text(PYTEST_SETTINGS, encoding="utf-8")
-    for number, case in enumerate(cases):
-        (folder / f"test_{number}.py").write_text(case.source(), encoding="utf-8")
+    for number, case in enumerate(cases):  # a module of that name stays loaded, and is not that of another folder
+        (folder / f"test_{folder.name}_{number}.py").write_text(case.source(), encoding="utf-8")
     listener = ResultListener()
     folders = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
     without = [argument for name in DISABLED_PYTEST_PLUGINS for argument in ("-p", f"no:{name}")]
-    with _without_pytest_variables(), _forget_modules(folder), warm_launches():
+    with pytest.MonkeyPatch.context() as patch, warm_launches():
+        for name in PYTEST_VARIABLES:
+            patch.delenv(name, raising=False)
         status = pytest.main(
             [*folders, f"--basetemp={folder / 'runs'}", *PYTEST_SWITCHES, *without, str(folder)], [listener]
         )
@@ -283,23 +282,3 @@ def _summarize_failure(report: Any) -> str:
         else crash.message.removeprefix("AssertionError: ").removeprefix("Failed: ")
     )
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-@contextmanager
-def _forget_modules(folder: Path) -> Iterator[None]:
-    """Forget the modules of a folder afterwards: pytest would use them for those of the same name in another folder."""
-    try:
-        yield
-    finally:
-        for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", "")).startswith(f"{folder}{os.sep}"):
-                del sys.modules[name]
-
-
-@contextmanager
-def _without_pytest_variables() -> Iterator[None]:
-    before = {name: os.environ.pop(name) for name in PYTEST_VARIABLES if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(before)

@@ -26,7 +26,7 @@ import psutil
 
 from scalebench import __version__
 from scalebench.cli.commands import check, doctor
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, count_verdicts
 from scalebench.cli.commands.check import ContractResult
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
@@ -212,8 +212,7 @@ def describe(line: Truth) -> str:
 
 def summarize(lines: Sequence[Truth]) -> str:
     """Count the verdicts."""
-    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in (PASS, FAIL, NOT_POSSIBLE)}
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return count_verdicts(lines, {verdict: verdict for verdict in (PASS, FAIL, NOT_POSSIBLE)})
 
 
 def write_page(lines: Sequence[Truth], report: str) -> str:

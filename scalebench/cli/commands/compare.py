@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +12,13 @@ from scalebench.analysis.comparison import NO_VERDICT, TOO_LITTLE_DATA, Comparis
 from scalebench.analysis.comparison.drift import ConfigurationHistory, find_changes
 from scalebench.analysis.comparison.rows import ComparedRun, drop_copies, load_compared_runs
 from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
-from scalebench.cli.commands.arguments import CommandParser, folders_or_newest
+from scalebench.cli.commands.arguments import (
+    CommandParser,
+    folders_or_newest,
+    read_names,
+    read_threshold,
+    refuse_unwritable,
+)
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_text
 from scalebench.core.machine.machine import MachineClass, classify_machine
@@ -35,8 +40,12 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--by", metavar="KEY", help="compare the values of this key within the folder")
     parser.add_argument("--base", metavar="VALUE", help="the value of that key to compare the others with")
-    parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="a key that may differ")
-    parser.add_argument("--threshold", metavar="SHARE", help="smallest change that matters, such as 3%%; for CI")
+    parser.add_argument(
+        "--ignore", action="extend", type=read_names, default=[], metavar="KEY", help="a key that may differ"
+    )
+    parser.add_argument(
+        "--threshold", metavar="SHARE", type=read_threshold, help="smallest change that matters, such as 3%%; for CI"
+    )
     parser.add_argument("--against", metavar="NAME", help="compare with a saved baseline")
     parser.add_argument("--missing", choices=("fail", "ok"), default="fail", help="where that has too few sessions")
     parser.add_argument("--save", metavar="NAME", help="add the runs to a baseline, which keeps the last ten sessions")
@@ -52,15 +61,13 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    options.ignore = [key for keys in options.ignore for key in keys.split(",") if key]
     _check_options(options)
     if options.history is not None:
         return _show_history(options)
     options.paths = folders_or_newest(options.paths)
     if options.save is not None:
         return _save_baseline(options)
-    threshold = None if options.threshold is None else parse_share(options.threshold)
-    compared = _compare(options, threshold)
+    compared = _compare(options)
     is_excused = options.missing == "ok" and _lacks_baseline(compared)
     status = 0 if is_excused else comparison_report.EXIT_STATUS[compared.status]
     _print_comparison(options, compared, status)
@@ -72,36 +79,23 @@ def main(options: argparse.Namespace) -> int:
 def _check_options(options: argparse.Namespace) -> None:
     """Raise InputError for options that do not go together."""
     modes = [name for name in ("save", "against", "by", "history") if getattr(options, name) is not None]
-    if len(modes) > 1:
-        raise InputError(f"compare: --{modes[0]} and --{modes[1]} do not go together")
-    if options.base is not None and options.by is None:
-        raise InputError("compare: --base names a value of the key of --by KEY")
-    if options.missing == "ok" and options.against is None:
-        raise InputError("compare: --missing ok is for --against NAME")
-    if options.figures is not None and options.save is not None:
-        raise InputError("compare: --figures is for a comparison, not for --save NAME")
-    if options.history is not None and options.format not in HISTORY_FORMATS:
-        raise InputError(f"compare: --history knows --format {' and '.join(HISTORY_FORMATS)}")
-    if options.replace and options.save is None:
-        raise InputError("compare: --replace is for --save NAME")
-    if options.same_session and any(each is not None for each in (options.save, options.against, options.history)):
-        raise InputError("compare: --same-session is for A and B, or --by KEY: a baseline is a set of sessions")
-    if not modes and len(options.paths) != 2:
-        raise InputError(
-            "compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME; or --history"
-        )
-
-
-def parse_share(text: str) -> float:
-    """Parse `3%`, `3 %` or `0.03` as 0.03. Raise InputError for anything but a share from 0 to below 1."""
-    number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        value = float(number) / (100 if is_percent else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1:
-        raise InputError(f"--threshold {text}: write a share of throughput from 0 to below 1, such as 3% or 0.03")
-    return value
+    is_baseline = any(mode != "by" for mode in modes)
+    knows_format = options.history is None or options.format in HISTORY_FORMATS
+    refusals = {
+        f": {' and '.join(f'--{mode}' for mode in modes[:2])} do not go together": len(modes) > 1,
+        ": --base names a value of the key of --by KEY": options.base is not None and options.by is None,
+        ": --missing ok is for --against NAME": options.missing == "ok" and options.against is None,
+        ": --figures is for a comparison, not for --save NAME": options.figures is not None and modes == ["save"],
+        f": --history knows --format {' and '.join(HISTORY_FORMATS)}": not knows_format,
+        ": --replace is for --save NAME": options.replace and modes != ["save"],
+        ": --same-session is for A and B, or --by KEY: a baseline is a set of sessions": options.same_session
+        and is_baseline,
+        " needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME; or --history": not modes
+        and len(options.paths) != 2,
+    }
+    for text, is_refused in refusals.items():
+        if is_refused:
+            raise InputError(f"compare{text}")
 
 
 def _save_baseline(options: argparse.Namespace) -> int:
@@ -119,7 +113,8 @@ def _lacks_baseline(compared: Comparison) -> bool:
     return compared.no_baseline or (compared.status == TOO_LITTLE_DATA and few)
 
 
-def _compare(options: argparse.Namespace, threshold: float | None) -> Comparison:
+def _compare(options: argparse.Namespace) -> Comparison:
+    threshold = options.threshold
     sides = [load_compared_runs([path], number) for number, path in enumerate(options.paths)]
     if options.by is None and options.against is None:
         a, b = sides
@@ -147,7 +142,7 @@ def _list_machine_classes(runs: list[ComparedRun]) -> list[MachineClass]:
 
 def _show_history(options: argparse.Namespace) -> int:
     """Draw the sessions of a baseline on each class of machine, and return 3 for a regression beyond the threshold."""
-    threshold = None if options.threshold is None else parse_share(options.threshold)
+    threshold = options.threshold
     added = load_compared_runs(options.paths) if options.paths else []
     histories, name = [], options.history
     for kind, folder in baseline_store.find_history_folders(options.history):
@@ -195,12 +190,8 @@ def _print_or_write(out: str | None, content: str, text: str) -> None:
     if out is None:
         sys.stdout.write(content)
         return
-    path = Path(out)
-    try:
-        write_text(path, content)
-    except (OSError, ValueError) as error:  # ValueError for a path without a name, such as `.`
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"--out {path}: {reason}; choose another file") from error
+    with refuse_unwritable(Path(out), "--out=FILE writes elsewhere"):
+        write_text(Path(out), content)
     sys.stdout.write(text)
     print(f"written: {out}")
 
@@ -209,9 +200,7 @@ def _write_figures(charts: list[Chart], folder: Path) -> None:
     """Write the charts, and list the PNG files on standard error, so that JSON on standard output stays JSON."""
     from scalebench.report import figures
 
-    try:
+    with refuse_unwritable(folder, "--figures=FOLDER writes elsewhere"):
         written = figures.save_charts(charts, folder)
-    except OSError as error:
-        raise InputError(f"--figures {folder}: {error.strerror or error}; choose another folder") from error
     lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
     print("\n".join(lines or ["no figures: nothing to draw"]), file=sys.stderr)

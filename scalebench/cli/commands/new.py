@@ -15,12 +15,13 @@ from pathlib import Path
 import jinja2
 
 import scalebench
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, refuse_unwritable
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 
 TEMPLATE_FOLDER = Path(__file__).parent / "template" / "strategy"
+NO_ROOM = "take another place with --into=FOLDER"
 TEMPLATE_SUFFIX = ".jinja"  # so that no tool treats a template as a source file
 NAME_PLACEHOLDER = "NAME"  # in the paths of the template
 NAME_PATTERN = (
@@ -115,23 +116,15 @@ def _check_name(name: str) -> None:
 
 def _write_distribution(name: str, folder: Path) -> list[Path]:
     """Write all files and return them. A distribution that cannot be written completely is removed."""
-    try:
+    with refuse_unwritable(folder, NO_ROOM):
+        if folder.exists():
+            raise InputError(f"{folder} is there already; take another name, or --into=FOLDER")
         folder.mkdir()
-    except FileExistsError:
-        raise InputError(f"{folder} is there already; take another name, or --into=FOLDER") from None
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written: {error.strerror}; take another place with --into=FOLDER"
-        ) from None
-    try:
-        return [_write_file(folder / path, text) for path, text in render(name).items()]
-    except BaseException as error:
-        shutil.rmtree(folder)
-        if not isinstance(error, OSError):
+        try:
+            return [_write_file(folder / path, text) for path, text in render(name).items()]
+        except BaseException:
+            shutil.rmtree(folder)
             raise
-        raise InputError(
-            f"{folder} cannot be written: {error.strerror}; take another place with --into=FOLDER"
-        ) from None
 
 
 def _write_file(path: Path, text: str) -> Path:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.cli.commands.new import YAML_WORDS
+from scalebench.cli.commands.arguments import refuse_unwritable
+from scalebench.cli.commands.new import NO_ROOM, YAML_WORDS
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.spec import MeasureSpec
@@ -64,11 +65,9 @@ def main(options: argparse.Namespace) -> int:
         raise InputError(f"SLURM does not describe its partitions: {error}{hint}") from None
     shape = describe_nodes(partition.nodes, cpu_only=options.cpu)
     text = render_yaml(options.name, partition, shape, options.bin)
-    try:
+    with refuse_unwritable(path, NO_ROOM):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}; take another place with --into=FOLDER") from None
     _print_next_steps(options.name, path, parent, partition, shape)
     return 0
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from scalebench.cli.commands.arguments import (
     FOLDERS_HELP,
     CommandParser,
-    check_efficiency,
     folders_or_newest,
-    split_names,
+    read_count,
+    read_counts,
+    read_efficiency,
+    read_names,
 )
 from scalebench.core.errors import InputError, unknown_name_message
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from scalebench.core.result import Result
     from scalebench.report.document import Table
 
-MAX_DEVICES = 10_000_000
 MIN_MOST = 1024  # devices up to which scaling is looked at, where none are named
 
 
@@ -32,20 +33,25 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("DIR", nargs="*", help=FOLDERS_HELP)
     parser.add_argument("--hardware", metavar="NAME", help="its nodes, links and memory instead of those measured on")
     counts = parser.add_mutually_exclusive_group()
-    counts.add_argument("--gpus", metavar="N,...", help="numbers of devices; default: the next doublings")
-    counts.add_argument("--most", metavar="N", help="all doublings up to N devices; looks at every number up to N")
-    parser.add_argument("--strategy", metavar="NAME,...", help="only these")
-    parser.add_argument("--batch", metavar="N", help="samples of a device in a step, instead of those measured")
-    parser.add_argument("--efficiency", metavar="SHARE", type=float, default=0.8, help="lowest useful one; default 0.8")
+    counts.add_argument(
+        "--gpus", metavar="N,...", type=read_counts, default=[], help="numbers of devices; default: the next doublings"
+    )
+    counts.add_argument(
+        "--most", metavar="N", type=read_count, help="all doublings up to N devices; looks at every number up to N"
+    )
+    parser.add_argument("--strategy", metavar="NAME,...", type=read_names, default=[], help="only these")
+    parser.add_argument(
+        "--batch", metavar="N", type=read_count, help="samples of a device in a step, instead of those measured"
+    )
+    parser.add_argument(
+        "--efficiency", metavar="SHARE", type=read_efficiency, default=0.8, help="lowest useful one; default 0.8"
+    )
     parser.add_argument("--check", action="store_true", help="predict the measured rows from the smaller ones")
     parser.add_argument("--csv", action="store_true", help="print the predictions as CSV")
 
 
 def main(options: argparse.Namespace) -> int:
-    check_efficiency(options.efficiency)
-    counts = [_parse_count("gpus", text) for text in split_names(options.gpus or "")]
-    most = _parse_count("most", options.most) if options.most else None
-    batch = _parse_count("batch", options.batch) if options.batch else None
+    counts, most = options.gpus, options.most
     hardware = None if options.hardware is None else _read_hardware(options.hardware)
     folders = folders_or_newest(options.DIR)
 
@@ -65,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
     if most is not None:
         counts = [count for count in (2**k for k in range(most.bit_length())) if count < most] + [most]
     counts = sorted(set(counts)) or section.choose_counts(curves)
-    groups = predictions.predict_curves(curves, read, hardware, batch, measured)
+    groups = predictions.predict_curves(curves, read, hardware, options.batch, measured)
     if not any(group.predictions for group in groups):
         reasons = dict.fromkeys(f"{name}: {reason}" for group in groups for name, reason in group.reasons.items())
         raise InputError("; ".join(filter(None, [*reasons, _describe_mixture(curves)])))
@@ -81,16 +87,6 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parse_count(name: str, text: str) -> int:
-    try:
-        count = int(text.strip().replace("_", ""))
-    except ValueError:
-        count = 0
-    if not 0 < count <= MAX_DEVICES:
-        raise InputError(f"--{name}={text.strip()} should be a whole number from 1 to {MAX_DEVICES:,}")
-    return count
-
-
 def _read_hardware(name: str) -> dict[str, Any]:
     from scalebench.core.config_files import list_options, read_yaml
 
@@ -100,12 +96,12 @@ def _read_hardware(name: str) -> dict[str, Any]:
     return {"name": name, **read_yaml(files[name])}
 
 
-def _choose(curves: Sequence[Curve], names: str | None) -> list[Curve]:
+def _choose(curves: Sequence[Curve], names: Sequence[str]) -> list[Curve]:
     strategies = {curve.tags["strategy"] for curve in curves}
-    for name in (chosen := split_names(names or "")):
+    for name in names:
         if name not in strategies:
             raise InputError(f"{unknown_name_message('measured strategy', name, strategies)} (--strategy)")
-    return [curve for curve in curves if not chosen or curve.tags["strategy"] in chosen]
+    return [curve for curve in curves if not names or curve.tags["strategy"] in names]
 
 
 def _describe_mixture(curves: Iterable[Curve]) -> str:

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from scalebench.analysis import published
-from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, split_names
+from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, read_names
 from scalebench.report.sections.attribution import make_attribution_records
 from scalebench.report.sections.published import make_terminal_tables
 from scalebench.report.terminal_table import render
@@ -23,11 +23,13 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--run", metavar="N", type=int, help="only the details of run N, as the table numbers them")
     parser.add_argument("--details", action="store_true", help="where the time of every run went")
     parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
-    parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to show below")
+    parser.add_argument(
+        "--reference", metavar="NAME,...", type=read_names, default=[], help="published studies to show below"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
-    names = split_names(options.reference)
+    names = options.reference
     published.load_published(names)  # An unknown name is refused before anything is printed.
     console = Console(are_runs=False)
     folders = folders_or_newest(options.DIR)

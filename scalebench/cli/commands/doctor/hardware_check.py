@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 import scalebench
-from scalebench.cli.commands.arguments import make_console
+from scalebench.cli.commands.arguments import compose_overrides, count_verdicts, make_console
 from scalebench.cli.commands.doctor import slurm_check
 from scalebench.cli.commands.doctor.slurm_check import (
     DIFFERS,
@@ -29,8 +29,6 @@ from scalebench.cli.commands.doctor.slurm_check import (
     join_counted,
 )
 from scalebench.config import resolve
-from scalebench.config.compose import compose_config
-from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.core.machine.machine import Machine, cache_folder, find_file_system
@@ -56,11 +54,10 @@ def main(overrides: list[str], config_dir: str | None) -> int:
         table.add_row(line.key, line.expected, line.actual, line.verdict)
     console = make_console()
     console.print(table)
-    counts = {verdict: sum(line.verdict == verdict for line in results) for verdict in (OK, DIFFERS, UNCHECKED)}
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    console.print(count_verdicts(results, {verdict: verdict for verdict in (OK, DIFFERS, UNCHECKED)}))
     if hint is not None:
         console.print(hint, soft_wrap=True)  # a command, to be copied in one piece
-    return 1 if counts[DIFFERS] else 0
+    return 1 if any(line.verdict == DIFFERS for line in results) else 0
 
 
 def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Config:
@@ -77,10 +74,7 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
         if not folder.is_dir():
             raise InputError(f"--config-dir: {folder} is not a folder")
         search = [f"hydra.searchpath=[{folder.as_uri()}]"]
-    try:
-        config = compose_config([*search, *overrides])
-    except EXPECTED_ERRORS as error:
-        raise InputError(explain_error(error, overrides)) from error
+    config = compose_overrides(overrides, *search)
     resolve.check_config(config)
     return config
 
