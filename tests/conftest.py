@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from scalebench.runner.launchers import local
-from scalebench.testing.warm_ranks import WarmRanks
+from tests.builders.warm_program import WarmSession
 from tests.cluster.cluster import cluster as cluster  # for tests with the marker `cluster`
 from tests.nvml_stand_in import nvml_library as nvml_library  # a fixture for every test
 
@@ -31,7 +31,7 @@ os.environ["SCALEBENCH_PACE"] = "off"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 # A collection walks through all objects of the frameworks; as often as usual, they take a fifth of the time.
 gc.set_threshold(100_000, 20, 20)
-WARM_RANKS = pytest.StashKey[WarmRanks]()
+WARM_RANKS = pytest.StashKey[WarmSession]()
 COLD = ("cold", "faults", "truth")  # markers of tests whose programs and ranks are new processes, as in a run
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
@@ -71,7 +71,7 @@ def pytest_runtest_makereport(item):
 
 
 def pytest_collection_finish(session):
-    session.config.stash[WARM_RANKS] = WarmRanks()  # by now test files have set what they set in the environment
+    session.config.stash[WARM_RANKS] = WarmSession()  # by now test files have set what they set in the environment
     gc.freeze()  # collections need not look at what the frameworks have made when they were imported
     # TensorFlow's log would keep a stream of pytest's, and close it where a run sets up the log as Hydra does.
     with contextlib.suppress(ImportError):

@@ -1,5 +1,4 @@
-"""Ranks of tests that start as copies of a process which has imported their framework, in a tenth of the time; and the
-program itself where a test starts it as a process.
+"""Ranks of tests that start as copies of a process which has imported their framework, in a tenth of the time.
 
 A measurement has no such ranks: copies share the layout of their memory, so that the spread between starts, which
 intervals rest on, would be understated. Only contracts and tests ask for them.
@@ -7,31 +6,27 @@ intervals rest on, would be understated. Only contracts and tests ask for them.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import faulthandler
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from scalebench.core.json_files import read_json
 from scalebench.core.machine import gpus
 from scalebench.core.machine.private_network import PrivateNetwork
 from scalebench.core.process import build_python_command
 from scalebench.core.run_folder import SPEC_FILE
-from scalebench.runner.launchers import local
 from scalebench.runner.launchers.local import start_program
 from scalebench.runner.launchers.rank_environment import THREAD_VARIABLES, common_environment
 from scalebench.runner.launchers.supervise import Program
 from scalebench.testing import zygote
-from scalebench.testing.zygote import MAX_MESSAGE_BYTES, PROGRAM, drop_per_rank
+from scalebench.testing.zygote import MAX_MESSAGE_BYTES, drop_per_rank
 
 # Ranks of a framework import these besides the adapter of their strategy; torch imports its compiler at the first step
 # of an optimizer. A test fails where ranks import more than a few small modules after they were forked.
@@ -40,10 +35,6 @@ PRELOADED: dict[str, tuple[str, ...]] = {
     "none": WORKERS,
     "torch": (*WORKERS, "scalebench.strategies.torch.base", "torch._dynamo"),
     "tensorflow": (*WORKERS, "scalebench.strategies.tensorflow.bare"),
-    PROGRAM: (
-        *(*WORKERS, "scalebench.strategies.simulated", PROGRAM, "pandas", "scalebench.cli.hydra_app"),
-        *("scalebench.sweeps.task", "scalebench.runner.parent", "scalebench.report.terminal"),
-    ),
 }
 # A copy of a process with threads is not safe. pyarrow, which Keras imports, would start one that gives back memory.
 ONE_THREAD = {**dict.fromkeys(THREAD_VARIABLES, "1"), "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -120,11 +111,13 @@ class Forker:
         variables: Mapping[str, str],
         descriptors: Sequence[int],
         is_safe: bool,
-        folder: str | None = None,
+        **more: str | None,
     ) -> WarmProcess:
         """Fork a process that runs a module, the first of the arguments, on the same cores as this one. The descriptors
-        are its input, output and errors, and its namespaces."""
-        place = {"folder": folder or os.getcwd(), "cpus": sorted(os.sched_getaffinity(0)), "is_safe": is_safe}
+        are its input, output and errors, and its namespaces. `more` may have its folder, and in `prepare` the module
+        whose prepare() is called before."""
+        place = {"cpus": sorted(os.sched_getaffinity(0)), "is_safe": is_safe, "prepare": more.get("prepare")}
+        place["folder"] = more.get("folder") or os.getcwd()
         blocked = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
         request = {"modules": [], "arguments": arguments, "variables": dict(variables), "blocked": blocked, **place}
         answers, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -151,18 +144,10 @@ class WarmRanks:
     that comes from a set differs between ranks, as it does in a run.
     """
 
-    def __init__(self, rank_zygote: Forker | None = None) -> None:
+    def __init__(self) -> None:
         self._environment = common_environment()
-        self._program: dict[str, str] | None = None  # the environment of the zygote of programs
-        self._zygotes: dict[tuple[str, int], Forker] = {}
-        if rank_zygote is not None:
-            self._zygotes = {("none", number): rank_zygote for number in range(2)}
-        self._lock = threading.Lock()
-        self.popen = type("Popen", (WarmPopen,), {"ranks": self})
-
-    @property
-    def pids(self) -> set[int]:
-        return {each.process.pid for each in self._zygotes.values() if each.process is not None}
+        self.zygotes: dict[tuple[str, int], Forker] = {}  # by framework, and number among its two
+        self.lock = threading.Lock()
 
     def start_program(
         self,
@@ -189,103 +174,25 @@ class WarmRanks:
         if kind not in PRELOADED:
             raise NotForked(f"unknown framework '{kind}'")
         adapter = (strategy.get("adapter") or "").partition(":")[0]
-        _check_forks(variables, self._environment)
-        with self._lock:
+        check_forks(variables, self._environment)
+        with self.lock:
             for number in range(min(2, int(variables["WORLD_SIZE"]))):  # both import at the same time
-                self._load(kind, number, variables, adapter)
-            return self._zygotes[kind, int(variables["RANK"]) % 2]
+                self.load(kind, number, variables, adapter)
+            return self.zygotes[kind, int(variables["RANK"]) % 2]
 
-    def _load(self, kind: str, number: int, variables: Mapping[str, str], *modules: str) -> Forker:
-        if (kind, number) not in self._zygotes:
-            self._zygotes[kind, number] = Forker.start(variables)
-        self._zygotes[kind, number].load([*PRELOADED[kind], *filter(None, modules)])
-        return self._zygotes[kind, number]
-
-    def fork_program(
-        self, command: Any, streams: Sequence[int], variables: Mapping[str, str] | None, folder: Any
-    ) -> WarmProcess:
-        """Fork the program where this command starts it. Raise NotForked where a copy is no new process's like."""
-        flags, arguments = _parse_command(command)
-        variables = os.environ if variables is None else variables
-        with self._lock:
-            if self._program is None:
-                self._program = dict(os.environ)
-            _check_forks(variables, self._program)
-            forker = self._load(PROGRAM, 0, self._program)
-        folder = None if folder is None else os.fspath(folder)
-        return forker.fork([PROGRAM, *arguments], variables, streams, "-P" in flags, folder)
+    def load(self, kind: str, number: int, variables: Mapping[str, str], *modules: str) -> Forker:
+        """Return a zygote that imports what this kind needs; it starts with these variables, if it is not there yet."""
+        if (kind, number) not in self.zygotes:
+            self.zygotes[kind, number] = Forker.start(variables)
+        self.zygotes[kind, number].load([*PRELOADED[kind], *filter(None, modules)])
+        return self.zygotes[kind, number]
 
     def close(self) -> None:
-        while self._zygotes:
-            self._zygotes.popitem()[1].close()
+        while self.zygotes:
+            self.zygotes.popitem()[1].close()
 
 
-class WarmPopen(subprocess.Popen[Any]):
-    """subprocess.Popen that forks the program, and starts everything else as a new process."""
-
-    ranks: ClassVar[WarmRanks]
-    _forked: WarmProcess | None = None
-
-    def _execute_child(
-        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
-    ) -> None:
-        pipes = rest[3:9]  # of each stream the end that is read and the end that is written
-        streams = [end if end != -1 else n for n, end in enumerate((pipes[0], pipes[3], pipes[5]))]
-        with contextlib.suppress(NotForked):
-            if executable or preexec_fn or pass_fds:
-                raise NotForked("it is started in a way of its own")
-            self._forked = self.ranks.fork_program(args, streams, env, cwd)
-            self.pid = self._forked.pid
-            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
-            return
-        super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
-
-    def poll(self) -> int | None:
-        if self._forked is None:
-            return super().poll()
-        self.returncode = self._forked.poll()
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self._forked is None:
-            return super().wait(timeout)
-        self.returncode = self._forked.wait(timeout)
-        return self.returncode
-
-
-def become_program() -> None:
-    """Do what the program needs in a process that was just forked: a copy of it forks its ranks, and ends with it."""
-    faulthandler.enable()
-    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    zygote.open_streams(-1, encoding or None, errors or None)
-    requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if (pid := os.fork()) == 0:
-        requests.close()
-        os.setsid()
-        zygote.replace_streams([os.open(os.devnull, os.O_RDWR)] * 3)
-        zygote.open_streams(1, "utf-8", "replace")  # as common_environment has it
-        zygote.Zygote(far_end).run()
-        os._exit(0)
-    far_end.close()
-    local.start_program = WarmRanks(Forker(requests)).start_program  # type: ignore[assignment]
-    atexit.register(_end_copy, requests, pid)
-
-
-def _end_copy(requests: socket.socket, pid: int) -> None:
-    requests.close()
-    os.waitpid(pid, 0)
-
-
-def _parse_command(command: Any) -> tuple[list[str], list[str]]:
-    """Return the flags of Python and the arguments of the program."""
-    if isinstance(command, list) and command[:1] == [sys.executable] and "-m" in command:
-        at = command.index("-m")
-        if command[at + 1] == PROGRAM.partition(".")[0] and {*command[1:at]} <= {"-P", "-X", "faulthandler"}:
-            return command[1:at], command[at + 2 :]
-    raise NotForked("it is another program")
-
-
-def _check_forks(variables: Mapping[str, str], environment: Mapping[str, str]) -> None:
+def check_forks(variables: Mapping[str, str], environment: Mapping[str, str]) -> None:
     """Raise NotForked where a copy of a process with this environment is not as a new process with these variables."""
     if not hasattr(os, "pidfd_open") or gpus.count_gpus():
         raise NotForked("not on this machine: no Linux, or with GPUs")

@@ -1,7 +1,7 @@
 """A process that has imported a framework and forks ranks for tests: `python -m scalebench.testing.zygote DESCRIPTOR`.
 
-It imports what the requests name that it reads from a socket, and forks a rank or the program for each. These start
-with modules and nothing else, as a zygote never trains. See warm_ranks, which sends the requests.
+It imports what the requests name that it reads from a socket, and forks a process for each. These start with modules
+and nothing else, as a zygote never trains. See warm_ranks, which sends the requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from scalebench.core.machine.private_network import enter_namespaces
 from scalebench.runner.launchers.rank_environment import RANK_VARIABLES
 
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 100_000, 6
-PROGRAM = "scalebench.__main__"
 PER_RANK = re.compile(rf"({'|'.join(RANK_VARIABLES)}|PYTHONPATH|PYTHONIOENCODING|COLUMNS|(SCALEBENCH|PYTEST)_\w+)$")
 
 
@@ -118,16 +117,16 @@ class Zygote:
             sys.modules["numpy"].random.seed()  # else all ranks would draw the same numbers
             sys.argv[1:] = arguments
             sys.modules.pop(module, None)
-            if module == PROGRAM:
-                importlib.import_module("scalebench.testing.warm_ranks").become_program()
+            if request["prepare"] is not None:
+                importlib.import_module(request["prepare"]).prepare()
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             status = 0
         except SystemExit as end:
             status = end.code
         except BaseException:
             traceback.print_exc()
-        if module == PROGRAM:
-            sys.exit(status)  # ranks end without the clean-up of the interpreter, which the program does
+        if request["prepare"] is not None:
+            sys.exit(status)  # ranks end without the clean-up of the interpreter, which a program does
         os._exit(status if isinstance(status, int) else status is not None)
 
     def _replace_environment(self, variables: dict[str, str], is_safe: bool) -> None:

@@ -21,9 +21,10 @@ from scalebench.runner.launchers import local
 from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
 from scalebench.testing import warm_ranks as module
 from scalebench.testing.launch import EVEN_WORKLOAD
-from scalebench.testing.warm_ranks import WarmProcess, WarmRanks
+from scalebench.testing.warm_ranks import WarmProcess
 from scalebench.workloads import datasets
 from tests.builders.runs import find_running, simulated_spec, wait_until
+from tests.builders.warm_program import WarmSession
 
 RANK = "tests.testing.warm_rank_modules"
 LIMIT_S = 300.0
@@ -95,7 +96,7 @@ def test_a_signal_ends_it(warm_ranks, tmp_path):
 
 
 def test_it_ends_with_the_process_that_forked_it(tmp_path):
-    with closing(WarmRanks()) as ranks:
+    with closing(WarmSession()) as ranks:
         process, _ = start_rank(ranks.start_program, "wait", tmp_path / "run")
         wait_until((tmp_path / "run" / "waits0").exists)
     assert process.wait(LIMIT_S) == -signal.SIGKILL
@@ -103,7 +104,7 @@ def test_it_ends_with_the_process_that_forked_it(tmp_path):
 
 
 def test_a_rank_after_the_process_that_forks_was_killed_is_a_new_process(tmp_path):
-    with closing(WarmRanks()) as ranks:
+    with closing(WarmSession()) as ranks:
         assert is_forked(ranks.start_program, tmp_path / "run")
         for pid in ranks.pids:
             os.kill(pid, signal.SIGKILL)
@@ -132,7 +133,7 @@ def test_where_a_gpu_is_visible_or_a_variable_was_read_on_import_nothing_is_fork
 @pytest.mark.parametrize("name", ["tests.testing.module_with_thread", "no_such_module"])
 def test_nothing_is_forked_after_an_import_that_failed_or_left_a_thread(name, tmp_path, monkeypatch):
     monkeypatch.setitem(module.PRELOADED, "none", (*module.PRELOADED["none"], name))
-    with closing(WarmRanks()) as ranks:
+    with closing(WarmSession()) as ranks:
         assert not is_forked(ranks.start_program, tmp_path / "run")
 
 
