@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TextIO
+from typing import Any
 
 from scalebench.core.errors import PluginError, describe_exception
 
@@ -61,17 +61,17 @@ def missing_plugins() -> list[str]:
     return [name for name in _enabled_names() or [] if name not in installed]
 
 
-def load_object(target: str, label: str, output: TextIO | None = None) -> Any:
+def load_object(target: str, label: str) -> Any:
     """Import the object "module:name". Raise PluginError, with the traceback as its log, where that fails.
 
-    The error line begins with `label`: "strategy 'mine' of my-plugin". What the import prints goes to `output`, by
-    default to standard error, where it spoils no table.
+    The error line begins with `label`: "strategy 'mine' of my-plugin". What the import prints goes to standard error,
+    where it spoils no table.
     """
     module_name, _, name = target.partition(":")
     if not name:
         raise PluginError(f"{label} cannot be loaded from {target}: it should be MODULE:NAME")
     try:
-        with redirect_stdout(output or sys.stderr), _without_collections():
+        with redirect_stdout(sys.stderr), _without_collections():
             return getattr(importlib.import_module(module_name), name)
     except (PluginError, KeyboardInterrupt):
         raise

@@ -13,7 +13,7 @@ from itertools import combinations, permutations
 from scalebench.core.probe_record import TransferRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.units import format_binary_bytes
-from scalebench.measure.timing import Clock, check_host_memory, repeats_within, time_blocks, time_on_slowest_rank
+from scalebench.measure.timing import Clock, check_host_memory, time_action
 from scalebench.strategies.base import NotMeasured, Strategy
 
 MEBIBYTE = 2**20
@@ -89,10 +89,8 @@ def measure_bandwidth(
         except NotMeasured as reason:
             reasons.setdefault(route.kind, str(reason))
             continue
-        once_s = time_on_slowest_rank(strategy, action, 1, clock)
-        repeats = repeats_within(settings.block_s, once_s, 1, MAX_TRANSFERS)
-        blocks = repeats_within(route_s, repeats * once_s, *TRANSFER_BLOCK_BOUNDS)
-        block_s = time_blocks(strategy, action, repeats, blocks, clock)
+        bounds = TRANSFER_BLOCK_BOUNDS
+        repeats, block_s, _ = time_action(strategy, action, settings.block_s, route_s, bounds, clock, MAX_TRANSFERS)
         measured.append(TransferRecord(route.kind, route.source, route.target, size_bytes, repeats, block_s))
         del action  # and with it its buffers, before the next ones are made
     return measured, reasons

@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 from scalebench.core.probe_record import COLLECTIVES, PER_RANK_COLLECTIVES, CollectiveRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.units import format_binary_bytes
-from scalebench.measure.timing import (
-    MAX_REPEATS,
-    Clock,
-    check_host_memory,
-    repeats_within,
-    time_blocks,
-    time_on_slowest_rank,
-)
+from scalebench.measure.timing import Clock, check_host_memory, time_action
 from scalebench.strategies.base import NotMeasured, Strategy
 from scalebench.workloads.network import FLOAT_BYTES
 
@@ -46,13 +39,24 @@ def measure_collectives(
         return [], dict.fromkeys(COLLECTIVES, ONE_DEVICE)
     measured: list[CollectiveRecord] = []
     reasons = {}
+    size_s = settings.probe_s / len(MESSAGE_SIZES)
+    block_s = min(settings.block_s, size_s / BLOCK_BOUNDS[1])
     for name in COLLECTIVES:
-        sweep = _SizeSweep(strategy, settings, clock, name)
+        last: tuple[int, float] | None = None  # (bytes, seconds of one operation)
         try:
             for size_bytes in list_message_sizes(name, strategy.spec.gpus, sizes):
                 report()
-                measured.append(sweep.measure_size(size_bytes))
-        except NotMeasured as reason:
+                if last is not None and (expected_s := last[1] * size_bytes / last[0]) > MAX_OPERATION_S:
+                    size = format_binary_bytes(last[0])
+                    raise NotMeasured(f"not above {size}: one more would take about {expected_s:.2g} s")
+                what = f"buffers of {format_binary_bytes(size_bytes)}"
+                check_host_memory(strategy, BUFFER_COPIES * size_bytes, what)
+                action = strategy.collective(name, size_bytes)
+                repeats, seconds, once_s = time_action(strategy, action, block_s, size_s, BLOCK_BOUNDS, clock)
+                measured.append(CollectiveRecord(name, size_bytes, repeats, seconds))
+                last = size_bytes, once_s
+                del action  # and with it its buffers, before the next ones are made
+        except NotMeasured as reason:  # this operation cannot be measured, or would take too long or too much memory
             reasons[name] = str(reason)
     return measured, reasons
 
@@ -62,37 +66,3 @@ def list_message_sizes(name: str, ranks: int, sizes: Sequence[int] = MESSAGE_SIZ
     of as many float32."""
     unit = FLOAT_BYTES * (ranks if name in PER_RANK_COLLECTIVES else 1)
     return list(dict.fromkeys(size // unit * unit for size in sizes if size >= unit))
-
-
-class _SizeSweep:
-    """One operation at growing sizes."""
-
-    def __init__(self, strategy: Strategy, settings: MeasureSpec, clock: Clock, name: str) -> None:
-        self._strategy, self._clock, self._name = strategy, clock, name
-        self._size_s = settings.probe_s / len(MESSAGE_SIZES)
-        self._block_s = min(settings.block_s, self._size_s / BLOCK_BOUNDS[1])
-        self._last: tuple[int, float] | None = None  # (bytes, seconds of one operation)
-
-    def measure_size(self, size_bytes: int) -> CollectiveRecord:
-        """Measure one size. Raise NotMeasured where the operation cannot be measured, or where this size would take
-        too long or too much memory."""
-        self._refuse_slow(size_bytes)
-        check_host_memory(self._strategy, BUFFER_COPIES * size_bytes, "buffers of " + format_binary_bytes(size_bytes))
-        action = self._strategy.collective(self._name, size_bytes)
-        once_s = time_on_slowest_rank(self._strategy, action, 1, self._clock)
-        # Twice: a single short operation is mostly waiting for the other ranks to begin.
-        repeats = repeats_within(self._block_s, once_s, 1, MAX_REPEATS)
-        once_s = time_on_slowest_rank(self._strategy, action, repeats, self._clock)
-        repeats = repeats_within(self._block_s, once_s, 1, MAX_REPEATS)
-        blocks = repeats_within(self._size_s, repeats * once_s, *BLOCK_BOUNDS)
-        block_s = time_blocks(self._strategy, action, repeats, blocks, self._clock)
-        self._last = size_bytes, once_s
-        return CollectiveRecord(self._name, size_bytes, repeats, block_s)
-
-    def _refuse_slow(self, size_bytes: int) -> None:
-        if self._last is None:
-            return
-        expected_s = self._last[1] * size_bytes / self._last[0]
-        if expected_s > MAX_OPERATION_S:
-            last = format_binary_bytes(self._last[0])
-            raise NotMeasured(f"not above {last}: one more would take about {expected_s:.2g} s")

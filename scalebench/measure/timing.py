@@ -50,6 +50,25 @@ def time_on_slowest_rank(strategy: Strategy, action: Callable[[], None], repeats
     return strategy.broadcast(clock() - start_s) / repeats
 
 
+def time_action(
+    strategy: Strategy,
+    action: Callable[[], None],
+    block_s: float,
+    total_s: float,
+    bounds: tuple[int, int],
+    clock: Clock,
+    max_repeats: int = MAX_REPEATS,
+) -> tuple[int, list[float], float]:
+    """Time an action in blocks of about `block_s`, within `bounds` as many as fill `total_s`. Return the calls in each
+    block and its seconds, and those of one call on the slowest rank. Every rank has to call this."""
+    repeats = 1
+    for _ in range(2):  # a single short action is mostly waiting for the other ranks to begin
+        once_s = time_on_slowest_rank(strategy, action, repeats, clock)
+        repeats = repeats_within(block_s, once_s, 1, max_repeats)
+    blocks = repeats_within(total_s, repeats * once_s, *bounds)
+    return repeats, time_blocks(strategy, action, repeats, blocks, clock), once_s
+
+
 def choose_block_s(device: str, step_s: float, block_s: float) -> float:
     """Return the seconds of a block of steps on this kind of device; `block_s` is what the settings request.
 

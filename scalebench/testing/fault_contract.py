@@ -23,8 +23,8 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.measure.progress import read_progress
 from scalebench.runner.parent import run_spec
 from scalebench.testing import zygote
-from scalebench.testing.fault_worker import FAULT_FILE
 from scalebench.testing.launch import UNEVEN_WORKLOAD
+from scalebench.testing.strategy_worker import CheckPlan, plan_path
 from scalebench.workloads import datasets
 
 # fault -> (status, part of the reason)
@@ -115,5 +115,5 @@ class FaultContract:
         datasets.prepare(spec.config)
         folder = tmp_path / "run"
         folder.mkdir()
-        write_json(folder.with_name(FAULT_FILE), {"fault": fault, "rank": self.rank, "batch": 5})
-        return run_spec(spec, folder, module="scalebench.testing.fault_worker"), folder
+        write_json(plan_path(folder), CheckPlan(fault=fault, rank=self.rank))
+        return run_spec(spec, folder, module="scalebench.testing.strategy_worker"), folder

@@ -11,6 +11,7 @@ import math
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,12 @@ from scalebench.testing.launch import UNEVEN_WORKLOAD, Refused, launch_checks, r
 from scalebench.testing.strategy_contract import ROUNDING_RTOL
 
 PASS, FAIL, NOT_POSSIBLE = "pass", "fail", "not possible here"
-TIMER_TOLERANCE = 0.02  # both clocks are exact; a block ends with a synchronization, some 10 us after its last kernel
-COPY_TOLERANCE = 0.05
-ALL_REDUCE_TOLERANCE = 0.1
+# Relative. Both clocks of the timer are exact; a block ends with a synchronization, some 10 us after its last kernel. A
+# busy host wakes the sleeping processes of `program` late.
+TOLERANCES = {
+    "timer": 0.02, "monitor": 0.03, "profiler": 0.05, "program": 0.1, "copy": 0.05, "all_reduce": 0.1, "bare": 0.05,
+}  # fmt: skip
 MIN_BANDWIDTH_BYTES = 2**20  # below, a single operation is mostly latency
-MONITOR_TOLERANCE, PROFILER_TOLERANCE = 0.03, 0.05
-BARE_TOLERANCE = 0.05
-STEP_TOLERANCE = 0.1  # a busy host wakes sleeping processes late
 FREED_BYTES = 2**26  # of memory that may be missing after it was full
 SIMULATED_STEP_S = 0.1
 MAX_RUN_S = 300.0
@@ -71,11 +71,27 @@ class Truth:
     tolerance: float | None = None  # relative
     detail: str = ""  # of a failure: the logs
 
+    @property
+    def title(self) -> str:
+        """The name for people."""
+        return TITLES.get(self.name, self.name)
+
+    @property
+    def answer(self) -> str:
+        """Verdict and figures, or reason, in one line."""
+        return f"{self.verdict}: {' '.join(self.text.split())}"
+
 
 def judge(
-    name: str, measured: float | None, expected: float | None, tolerance: float, form: Callable[[float], str]
+    name: str,
+    measured: float | None,
+    expected: float | None,
+    form: Callable[[float], str],
+    tolerance: float | None = None,
 ) -> Truth:
-    """Compare a figure with the expected one; `form` writes either. A figure that is missing or not finite fails."""
+    """Compare a figure with the expected one; `form` writes either. A figure that is missing or not finite fails.
+    Without a tolerance it is that of TOLERANCES."""
+    tolerance = TOLERANCES[name] if tolerance is None else tolerance
     values = (measured, expected)
     if any(value is None or not math.isfinite(value) or value <= 0 for value in values):
         return Truth(name, FAIL, f"no figure: measured {measured}, expected {expected}", *values, tolerance)
@@ -94,18 +110,23 @@ def judge_device(facts: Mapping[str, Any] | None, gpus: int) -> Truth:
     return Truth("device", PASS if facts["count"] == gpus else FAIL, text, facts["count"], gpus, 0.0)
 
 
-def judge_seconds(name: str, observed: Mapping[str, Any], tolerance: float) -> Truth:
+def judge_seconds(name: str, observed: Mapping[str, Any]) -> Truth:
     """Compare the seconds of a kernel or a step, to no less than what the machine's own noise moves them by."""
-    tolerance = max(tolerance, observed.get("noise_share", 0.0))
-    return judge(name, observed["measured_s"], observed["expected_s"], tolerance, lambda s: f"{1e3 * s:.4g} ms")
+    tolerance = max(TOLERANCES[name], observed.get("noise_share", 0.0))
+    return judge(name, observed["measured_s"], observed["expected_s"], lambda s: f"{1e3 * s:.4g} ms", tolerance)
+
+
+def judge_rates(name: str, size_bytes: float, *seconds: float | None) -> Truth:
+    """Compare the rates of so many bytes in the seconds that were measured and expected."""
+    measured, expected = (None if not each_s else size_bytes / each_s for each_s in seconds)
+    return judge(name, measured, expected, lambda rate: f"{format_bytes(rate)}/s")
 
 
 def judge_copy(observed: Mapping[str, Any]) -> Truth:
     """Compare the rates, of a copy whose bytes all have arrived."""
     if not observed["arrived"]:
         return Truth("copy", FAIL, f"the {observed['size_bytes']} bytes that arrived are others than those sent")
-    measured, expected = (observed["size_bytes"] / max(observed[key], 1e-12) for key in ("measured_s", "expected_s"))
-    return judge("copy", measured, expected, COPY_TOLERANCE, lambda rate: f"{format_bytes(rate)}/s")
+    return judge_rates("copy", observed["size_bytes"], observed["measured_s"], observed["expected_s"])
 
 
 def judge_memory(observed: Mapping[str, Any]) -> Truth:
@@ -122,12 +143,7 @@ def judge_memory(observed: Mapping[str, Any]) -> Truth:
 def judge_all_reduce(observed: Mapping[str, Any]) -> Truth:
     """Compare the bus bandwidth of all sizes above a mebibyte, which is limited by the link and not by its latency."""
     factor = bus_factor("all_reduce", observed["ranks"])
-
-    def judge_size(size: int, measured_s: float | None, expected_s: float) -> Truth:
-        rates = [None if not seconds else factor * size / seconds for seconds in (measured_s, expected_s)]
-        return judge("all_reduce", rates[0], rates[1], ALL_REDUCE_TOLERANCE, lambda rate: f"{format_bytes(rate)}/s")
-
-    sizes = {size: judge_size(size, *seconds) for size, *seconds in observed["sizes"]}
+    sizes = {size: judge_rates("all_reduce", factor * size, *seconds) for size, *seconds in observed["sizes"]}
     judged = {size: line for size, line in sizes.items() if size >= MIN_BANDWIDTH_BYTES}
     if not judged:
         return Truth("all_reduce", FAIL, f"no size from {format_binary_bytes(MIN_BANDWIDTH_BYTES)} on")
@@ -141,7 +157,7 @@ def judge_losses(actual: Sequence[float], expected: Sequence[float], tolerance: 
     if len(actual) != len(expected) or not actual or not np.isfinite([*actual, *expected]).all():
         return Truth("one_gpu", FAIL, f"{len(actual)} losses, expected {len(expected)}, all of them finite numbers")
     worst = max(range(len(actual)), key=lambda step: abs(actual[step] / expected[step] - 1))
-    line = judge("one_gpu", actual[worst], expected[worst], tolerance, lambda loss: f"{loss:.6g}")
+    line = judge("one_gpu", actual[worst], expected[worst], lambda loss: f"{loss:.6g}", tolerance)
     within = f"within {tolerance:.2%}" if tolerance >= 1e-4 else f"within {tolerance:g}"
     text = (
         f"losses of {len(actual)} steps; the farthest is {actual[worst]:.6g}, expected {expected[worst]:.6g} {within}"
@@ -150,11 +166,9 @@ def judge_losses(actual: Sequence[float], expected: Sequence[float], tolerance: 
 
 
 JUDGEMENTS: dict[str, Callable[[Mapping[str, Any]], Truth]] = {
-    "timer": lambda observed: judge_seconds("timer", observed, TIMER_TOLERANCE),
+    **{name: partial(judge_seconds, name) for name in ("timer", "monitor", "profiler")},
     "copy": judge_copy,
-    "monitor": lambda observed: judge_seconds("monitor", observed, MONITOR_TOLERANCE),
     "memory": judge_memory,
-    "profiler": lambda observed: judge_seconds("profiler", observed, PROFILER_TOLERANCE),
     "all_reduce": judge_all_reduce,
 }
 
@@ -166,9 +180,8 @@ def try_truths(names: Sequence[str], observe: Callable[[], list[Truth]]) -> list
     except (pytest.skip.Exception, Refused) as reason:  # the run is impossible here
         return [Truth(name, NOT_POSSIBLE, str(reason)) for name in names]
     except (Exception, pytest.fail.Exception) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason_text = lines[0] if lines else type(error).__name__
-        return [Truth(name, FAIL, reason_text, detail=str(error)[-MAX_LOG_CHARS:]) for name in names]
+        text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return [Truth(name, FAIL, text, detail=str(error)[-MAX_LOG_CHARS:]) for name in names]
 
 
 def judge_rank(measured: Mapping[str, Any], names: Sequence[str], failure: str = "") -> list[Truth]:
@@ -248,7 +261,7 @@ def observe_simulated_step(folder: Path) -> list[Truth]:
     step = f"strategy.options.step_s={SIMULATED_STEP_S}"
     (row,) = run_program(["strategy=simulated", "hardware=cpu", "gpus=1", step], folder)
     seconds = {"measured_s": row["step_s"], "expected_s": SIMULATED_STEP_S}
-    return [judge_seconds("program", seconds, STEP_TOLERANCE)]
+    return [judge_seconds("program", seconds)]
 
 
 def choose_gpu_bound(total_bytes: int | None) -> list[str]:
@@ -263,6 +276,4 @@ def observe_bare_and_ddp(folder: Path, workload: Sequence[str]) -> list[Truth]:
     folder.mkdir()
     strategies = ["--multirun", "strategy=bare_torch,ddp", "gpus=1", "baseline=none", *workload]
     rates = {row["strategy"]: row["throughput_samples_per_s"] for row in run_program(strategies, folder)}
-    return [
-        judge("bare", rates.get("ddp"), rates.get("bare_torch"), BARE_TOLERANCE, lambda rate: f"{rate:,.0f} samples/s")
-    ]
+    return [judge("bare", rates.get("ddp"), rates.get("bare_torch"), lambda rate: f"{rate:,.0f} samples/s")]

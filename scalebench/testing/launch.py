@@ -13,12 +13,12 @@ import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.json_files import read_json, read_record
+from scalebench.core.json_files import read_json, read_record, write_json
 from scalebench.core.run_folder import rank_log_name, rank_record_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers.supervise import StartProgram
-from scalebench.testing.strategy_worker import RankChecks
+from scalebench.testing.strategy_worker import CheckPlan, RankChecks, plan_path
 from scalebench.testing.warm_ranks import WarmRanks
 from scalebench.workloads import datasets
 
@@ -88,8 +88,13 @@ def warm_launches() -> Iterator[None]:
             _start = None
 
 
-def launch_checks(overrides: list[str], folder: Path, change: ChangeSpec = lambda spec: spec) -> ContractRanks:
-    """Run the checks of every rank. `change` and errors as in run_worker_module."""
+def launch_checks(
+    overrides: list[str], folder: Path, change: ChangeSpec = lambda spec: spec, plan: CheckPlan | None = None
+) -> ContractRanks:
+    """Run the checks of every rank, or what `plan` requests. `change` and errors as in run_worker_module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if plan is not None:
+        write_json(plan_path(folder), plan)
     spec = run_worker_module(overrides, folder, "scalebench.testing.strategy_worker", change)
     measuring_ranks = [rank for rank in range(spec.processes) if rank not in spec.services]
     ranks = [read_record(folder / f"checks{k}.json", RankChecks) for k in measuring_ranks]

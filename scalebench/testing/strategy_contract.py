@@ -11,10 +11,9 @@ tolerance of its losses is in its YAML, with the reason in `approximate` if it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import check_values
 from scalebench.testing.launch import UNEVEN_WORKLOAD as UNEVEN_WORKLOAD
 from scalebench.testing.launch import ContractRanks, Refused, Weights, launch_checks, launch_checks_on_any_workload
-from scalebench.testing.strategy_worker import BROADCAST_VALUE, EPOCHS, ONE_STEP_FILE
+from scalebench.testing.strategy_worker import BROADCAST_VALUE, EPOCHS, CheckPlan
 
 ROUNDING_RTOL = 1e-4  # float32 rounding in the losses of two epochs
 SAME_DIRECTION = 0.1  # at most that of an update's length across another: parts of a batch are not equally large
@@ -123,46 +122,43 @@ class StrategyContract(YamlContract):
         return _baselines[overrides]
 
     @pytest.fixture
-    def explained(
-        self, group: ContractRanks, bare: ContractRanks, tmp_path: Path
-    ) -> Callable[[], AbstractContextManager[None]]:
-        """Return a context that says of differences from the baseline how those of one SGD step are."""
+    def compare(self, group: ContractRanks, bare: ContractRanks, tmp_path: Path) -> Callable[..., None]:
+        """Return numpy's comparison with the baseline, whose failure says first how updates of one SGD step differ."""
 
-        @contextmanager
-        def explain() -> Iterator[None]:
+        def compare(*arrays: Any, **tolerances: Any) -> None:
             try:
-                yield
+                np.testing.assert_allclose(*arrays, **tolerances)
             except AssertionError as error:
                 pytest.fail(f"{compare_first_updates(group, bare, tmp_path)}\n{error}", pytrace=False)
 
-        return explain
+        return compare
 
     def test_losses_equal_the_baselines(
-        self, group: ContractRanks, bare: ContractRanks, explained: Callable[[], AbstractContextManager[None]]
+        self, group: ContractRanks, bare: ContractRanks, compare: Callable[..., None]
     ) -> None:
         """The same global batches give the same losses, uneven parts and uneven last batch included."""
-        self.skip_unless_comparable(group)
+        if (reason := self.why_incomparable(group)) is not None:
+            pytest.skip(reason)
         rtol = self.rtol(group)
         if rtol is None:
             pytest.skip(f"its losses only have to fall: {group.spec.config.strategy.approximate}")
         assert len(group.losses()) == EPOCHS * group.ranks[0].steps_per_epoch
-        with explained():
-            np.testing.assert_allclose(group.losses(), bare.losses(), rtol=rtol)
+        compare(group.losses(), bare.losses(), rtol=rtol)
 
     def test_one_optimizer_step_per_batch(
-        self, group: ContractRanks, bare: ContractRanks, explained: Callable[[], AbstractContextManager[None]]
+        self, group: ContractRanks, bare: ContractRanks, compare: Callable[..., None]
     ) -> None:
         """It makes as many steps as the baseline, and the same ones: the final weights agree."""
-        self.skip_unless_comparable(group)
+        if (reason := self.why_incomparable(group)) is not None:
+            pytest.skip(reason)
         approximate = group.spec.config.strategy.approximate
         if not group.weights:
             pytest.skip("its weights cannot be read")
         if self.rtol(group) is None or (approximate is not None and self.weight_atol is None):
             pytest.skip(f"its steps are not the baseline's: {approximate}")
+        atol = ROUNDING_RTOL if self.weight_atol is None else self.weight_atol
         for name, array in bare.weights[0].items():
-            atol = ROUNDING_RTOL if self.weight_atol is None else self.weight_atol
-            with explained():
-                np.testing.assert_allclose(group.weights[0][name], array, atol=atol, err_msg=name)
+            compare(group.weights[0][name], array, atol=atol, err_msg=name)
 
     def test_training_makes_progress(self, group: ContractRanks) -> None:
         """Every step has a loss, and every weight is trained; losses that cannot be compared fall."""
@@ -207,9 +203,9 @@ class StrategyContract(YamlContract):
         for other in group.weights[1:]:
             if self.has_independent_replicas(group):
                 assert _differ(other, group.weights[0])
+                continue
             for name, array in group.weights[0].items():
-                if not self.has_independent_replicas(group):
-                    np.testing.assert_allclose(other[name], array, atol=1e-6, err_msg=name)
+                np.testing.assert_allclose(other[name], array, atol=1e-6, err_msg=name)
 
     def test_every_sample_once_per_epoch(self, group: ContractRanks) -> None:
         replicas = {tuple(r.shard): r for r in group.ranks}
@@ -255,9 +251,11 @@ class StrategyContract(YamlContract):
         assert len(outcomes) == 1
         (outcome,) = outcomes
         assert outcome is not None
-        if outcome.startswith("not measured: "):
-            assert len(outcome) > len("not measured: ") + 10, "the reason should be a sentence"
-        elif len(group.unsynchronized) > 1 and group.spec.config.strategy.sync != "sharded":
+        if (
+            not self.has_reason(outcome)
+            and len(group.unsynchronized) > 1
+            and group.spec.config.strategy.sync != "sharded"
+        ):
             assert all(_differ(other, group.unsynchronized[0]) for other in group.unsynchronized[1:])
 
     def test_messages_carry_the_gradients(self, group: ContractRanks) -> None:
@@ -272,7 +270,7 @@ class StrategyContract(YamlContract):
             assert all(size > 0 for size in rank.message_bytes)
             assert sum(rank.message_bytes) >= min_bytes * params
             assert rank.run_isolated_sync is not None
-            assert rank.run_isolated_sync == "done" or len(rank.run_isolated_sync) > len("not measured: ") + 10
+            assert rank.run_isolated_sync == "done" or self.has_reason(rank.run_isolated_sync)
 
     def test_parts_of_a_step(self, group: ContractRanks) -> None:
         """Forward and backward keep the weights; only the optimizer changes them."""
@@ -280,10 +278,7 @@ class StrategyContract(YamlContract):
         for rank in group.ranks:
             assert set(rank.parts) == set(expected)
             for part, outcome in rank.parts.items():
-                if outcome.startswith("not measured: "):
-                    assert len(outcome) > len("not measured: ") + 10, "the reason should be a sentence"
-                else:
-                    assert outcome in expected[part], f"{part} {outcome} the weights"
+                assert self.has_reason(outcome) or outcome in expected[part], f"{part} {outcome} the weights"
 
     def test_peak_memory(self, group: ContractRanks) -> None:
         for rank in group.ranks:
@@ -292,6 +287,12 @@ class StrategyContract(YamlContract):
 
     def test_closes_twice(self, group: ContractRanks) -> None:
         assert all(r.closed_twice for r in group.ranks)
+
+    def has_reason(self, outcome: str) -> bool:
+        """Return whether something was not measured, for a reason that is a sentence."""
+        is_unmeasured = outcome.startswith("not measured: ")
+        assert not is_unmeasured or len(outcome) > len("not measured: ") + 10, "the reason should be a sentence"
+        return is_unmeasured
 
     def has_independent_replicas(self, group: ContractRanks) -> bool:
         return group.spec.config.strategy.independent and group.spec.processes > 1
@@ -316,21 +317,13 @@ class StrategyContract(YamlContract):
             )
         return None
 
-    def skip_unless_comparable(self, group: ContractRanks) -> None:
-        reason = self.why_incomparable(group)
-        if reason is not None:
-            pytest.skip(reason)
-
 
 def compare_first_updates(group: ContractRanks, bare: ContractRanks, folder: Path) -> str:
     """Train one step of plain SGD in both, and return in one line how the update relates to the baseline's."""
     updates = []
     for number, ranks in enumerate((group, bare)):
-        path = folder / str(number)
-        path.mkdir(exist_ok=True)  # where another question has failed before
-        (path / ONE_STEP_FILE).touch()
         try:
-            first = launch_checks([*ranks.overrides, *PLAIN_SGD], path)
+            first = launch_checks([*ranks.overrides, *PLAIN_SGD], folder / str(number), plan=CheckPlan(steps=1))
         except (Refused, pytest.fail.Exception, pytest.skip.Exception) as reason:
             return f"differs from the baseline, and one step of plain SGD fails: {str(reason).splitlines()[0]}"
         if not first.weights:

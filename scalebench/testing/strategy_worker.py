@@ -1,13 +1,19 @@
-"""One rank of a strategy under contract: `python -m scalebench.testing.strategy_worker FOLDER` runs all checks.
+"""One rank of a strategy, or of a model, under contract: `python -m scalebench.testing.strategy_worker FOLDER`.
 
 It takes the strategy through training, evaluation, steps without synchronization and its end, once, and records what
-it observed in checks<k>.json and weights<k>.npz, which strategy_contract reads.
+it observed in checks<k>.json, start<k>.npz and weights<k>.npz, which the contracts read. A CheckPlan beside the folder
+requests less, a network that is built and trained for a few steps; or a fault in a run like any other.
+
+If the folder has given.npz, the weights of the same network in PyTorch, a Keras network starts from those. Both
+frameworks keep weights in the order in which layers were made, a kernel before its bias. Keras' kernels have their axes
+in another order; everything else is copied as it is.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,19 +22,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.core.json_files import write_json
+from scalebench.core.json_files import read_record, write_json
 from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import ProgressFile
+from scalebench.measure.session import Session
 from scalebench.runner.worker import exit_without_cleanup, run_rank
-from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy
+from scalebench.strategies.base import FORWARD, PARTS, LossPart, NotMeasured, Strategy
+from scalebench.strategies.simulated import raise_fault
 from scalebench.workloads import datasets, user_code
 from scalebench.workloads.source import Source
 
 EPOCHS = 2
 LOCAL_STEPS = 2
 BROADCAST_VALUE = 42.5
-ONE_STEP_FILE = "one_step"  # in the run's folder: train one step and check nothing
+GIVEN_WEIGHTS_FILE = "given.npz"
+# A kernel's number of axes -> torch's axes in Keras' order.
+KERAS_KERNEL_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance")
+# "module:function" that takes an action and returns the floating point operations that the framework counts in it.
+FLOP_COUNTERS = {"torch": "scalebench.strategies.torch.profiling:count_flops"}
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """What a rank does after its start."""
+
+    steps: int | None = None  # to train; None: whole epochs, and all checks
+    evaluates: bool = False  # after those steps, and counts the operations of a forward pass
+    fault: str | None = None  # of strategies.simulated.raise_fault; else what the rank of a run does
+    rank: int = 0  # that fails, when it draws this batch: every strategy does that, whatever owns its loop
+    batch: int = 5
+
+
+def plan_path(folder: Path) -> Path:
+    """Return the path of a plan: beside the run's folder, which holds nothing but files of runs."""
+    return folder.with_name(f"{folder.name}-plan.json")
 
 
 @dataclass
@@ -56,6 +85,8 @@ class RankChecks:
     peak_memory_bytes: list[int | None] = field(default_factory=list)
     devices: int = 0
     closed_twice: bool = False
+    forward_flops: float | None = None  # of one sample, as the framework counts
+    cannot_map: str | None = None  # why it could not start from PyTorch's weights
 
 
 class RecordingSource(Source):
@@ -87,42 +118,69 @@ class CountedLoop:
         return len(self.parts) >= self._steps
 
 
+def run_with_fault(plan: CheckPlan, spec: RunSpec, strategy: Strategy, *rest: Any) -> None:
+    """Run the phases of a rank, of which one fails."""
+    feed = strategy.feed
+
+    def feed_with_fault(source: Source) -> Iterator[Any]:
+        for number, drawn in enumerate(feed(source)):
+            if number == plan.batch:
+                raise_fault(str(plan.fault))
+            yield drawn
+
+    if strategy.place.rank == plan.rank:
+        strategy.feed = feed_with_fault  # type: ignore[method-assign]
+    Session(spec, strategy, *rest).run()
+
+
 def examine_strategy(
-    folder: Path, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile
+    folder: Path, plan: CheckPlan, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile
 ) -> None:
-    """Run all checks of one rank, in an order in which none spoils the next."""
+    """Run the checks of one rank, in an order in which none spoils the next."""
     replica, replicas = strategy.shard()
     train, validation = datasets.open_sources(spec, replica, replicas, RecordingSource)
     assert isinstance(train, RecordingSource)
     checks = RankChecks(record.rank, [replica, replicas], train.steps_per_epoch, train.samples)
     strategy.setup()
     checks.params, checks.has_batch_normalization = strategy.num_params(), has_batch_normalization(strategy)
+    if (folder / GIVEN_WEIGHTS_FILE).exists():
+        _load_weights(strategy, folder / GIVEN_WEIGHTS_FILE, checks)
     _save_weights(strategy, folder / f"start{record.rank}.npz", checks)
     checks.broadcast = strategy.broadcast(BROADCAST_VALUE if record.rank == 0 else 0.0)
     batches = iter(strategy.feed(train))
-    one_step = (folder / ONE_STEP_FILE).exists()
-    _train_steps(strategy, batches, checks, 1 if one_step else EPOCHS * checks.steps_per_epoch)
+    steps = EPOCHS * checks.steps_per_epoch if plan.steps is None else plan.steps
+    if steps:
+        _train_steps(strategy, batches, checks, steps)
     _save_weights(strategy, folder / f"weights{record.rank}.npz", checks)
-    if one_step:
-        strategy.close()
-        write_json(folder / f"checks{record.rank}.json", checks)
-        return
-    _record_epoch_rows(train, checks)
-    if validation is not None:
+    if validation is not None and (plan.steps is None or plan.evaluates):
         checks.metrics = strategy.evaluate(validation)
         checks.user_losses = _compare_batch_sizes(spec, strategy)
+    if plan.steps is None:
+        _check_further(folder, strategy, train, batches, checks)
+    elif plan.evaluates and (counter := FLOP_COUNTERS.get(spec.config.strategy.framework)) is not None:
+        module, _, function = counter.partition(":")
+        batch, count = next(batches), getattr(importlib.import_module(module), function)
+        checks.forward_flops = count(lambda: strategy.partial_step(batch, FORWARD)) / spec.global_batch
+    strategy.close()
+    write_json(folder / f"checks{record.rank}.json", checks)
 
+
+def _check_further(
+    folder: Path, strategy: Strategy, train: RecordingSource, batches: Iterator[Any], checks: RankChecks
+) -> None:
+    """Record what was read, and check steps without synchronization, parts of a step, and the end."""
+    for epoch in range(EPOCHS):  # batches that were only prefetched belong to none
+        chunk = train.rows[epoch * checks.steps_per_epoch : (epoch + 1) * checks.steps_per_epoch]
+        checks.epoch_rows.append([row for rows in chunk for row in rows])
     checks.message_bytes = strategy.message_sizes()
     checks.peak_memory_bytes, checks.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
     checks.run_isolated_sync = _describe_outcome(lambda: strategy.run_isolated_sync(checks.message_bytes or [1024]))
     checks.sync_off = _describe_outcome(lambda: _train_without_sync(strategy, batches))
-    _save_weights(strategy, folder / f"unsynchronized{record.rank}.npz", checks)
+    _save_weights(strategy, folder / f"unsynchronized{checks.rank}.npz", checks)
     checks.backend_used = strategy.backend_used()
     _check_partial_steps(strategy, next(batches), checks)
     strategy.close()
-    strategy.close()
-    checks.closed_twice = True
-    write_json(folder / f"checks{record.rank}.json", checks)
+    checks.closed_twice = True  # once more at the end
 
 
 def has_batch_normalization(strategy: Strategy) -> bool:
@@ -155,14 +213,6 @@ def _compare_batch_sizes(spec: RunSpec, strategy: Strategy) -> list[float]:
         validation.global_batch = -(-spec.global_batch // parts)
         losses.append(strategy.evaluate(validation)[user_code.LOSS_METRIC])
     return losses
-
-
-def _record_epoch_rows(train: RecordingSource, checks: RankChecks) -> None:
-    """Record the rows of each complete epoch; batches that were only prefetched belong to none."""
-    per_epoch = checks.steps_per_epoch
-    for epoch in range(EPOCHS):
-        chunk = train.rows[epoch * per_epoch : (epoch + 1) * per_epoch]
-        checks.epoch_rows.append([row for rows in chunk for row in rows])
 
 
 def _train_without_sync(strategy: Strategy, batches: Iterator[Any]) -> None:
@@ -209,9 +259,52 @@ def _save_weights(strategy: Strategy, path: Path, checks: RankChecks) -> None:
         checks.has_weights = False
 
 
+class UnmappableWeights(Exception):
+    """The weights of the two networks do not correspond; the message names the first that differs."""
+
+
+def map_torch_weights(torch_weights: Mapping[str, Any], variables: Sequence[tuple[str, tuple[int, ...]]]) -> list[Any]:
+    """Return PyTorch's arrays for the trainable variables (name, shape) of Keras, in their order."""
+    arrays = [(name, array) for name, array in torch_weights.items() if not name.endswith(STATISTICS)]
+    if len(arrays) != len(variables):
+        raise UnmappableWeights(f"PyTorch's network has {len(arrays)} trained arrays and Keras' has {len(variables)}")
+    mapped = []
+    for number, ((torch_name, array), (keras_name, shape)) in enumerate(zip(arrays, variables, strict=True), start=1):
+        axes = KERAS_KERNEL_AXES.get(array.ndim) if _is_kernel(keras_name) else None
+        turned = array if axes is None else array.transpose(axes)
+        if turned.shape != shape:
+            raise UnmappableWeights(
+                f"weights are mapped by their order, and number {number} is {torch_name} {array.shape} in PyTorch, "
+                f"which would be {turned.shape} in Keras, where {keras_name} is {shape}; "
+                "make the layers in the same order"
+            )
+        mapped.append(np.ascontiguousarray(turned))
+    return mapped
+
+
+def _is_kernel(name: str) -> bool:
+    return name.rpartition("/")[2].partition(":")[0].endswith("kernel")
+
+
+def _load_weights(strategy: Any, path: Path, checks: RankChecks) -> None:
+    """Have a Keras network start from the weights of PyTorch's."""
+    variables = strategy.model.trainable_variables
+    with np.load(path, allow_pickle=False) as arrays:
+        torch_weights = dict(arrays)
+    try:
+        names = [(str(getattr(v, "path", v.name)), tuple(v.shape)) for v in variables]
+        for variable, array in zip(variables, map_torch_weights(torch_weights, names), strict=True):
+            variable.assign(array)
+    except UnmappableWeights as reason:
+        checks.cannot_map = str(reason)
+
+
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
-    return run_rank(folder, partial(examine_strategy, folder))
+    plan = read_record(plan_path(folder), CheckPlan) if plan_path(folder).exists() else CheckPlan()
+    return run_rank(
+        folder, partial(examine_strategy, folder, plan) if plan.fault is None else partial(run_with_fault, plan)
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from scalebench.testing.zygote import MAX_MESSAGE_BYTES, drop_per_rank
 
 # Ranks of a framework import these besides the adapter of their strategy; torch imports its compiler at the first step
 # of an optimizer. A test fails where ranks import more than a few small modules after they were forked.
-WORKERS = ("scalebench.testing.strategy_worker", "scalebench.testing.model_worker")
+WORKERS = ("scalebench.testing.strategy_worker",)
 PRELOADED: dict[str, tuple[str, ...]] = {
     "none": WORKERS,
     "torch": (*WORKERS, "scalebench.strategies.torch.base", "torch._dynamo"),

@@ -146,10 +146,7 @@ def test_strategies_of_horovod_depend_on_its_build(monkeypatch, capsys, gpus, nc
 
 
 # `scalebench plugins`: which plugins are installed, and whether they load.
-ODD = """\
-print("hello", "world")
-def build(network, outputs): ...
-"""
+ODD = "def build(network, outputs): ...\n"
 
 
 @pytest.fixture
@@ -204,23 +201,12 @@ def test_each_entry_point_has_a_line(dists, list_plugins):
     assert len(by) == len(lines) - 1 == 6
     assert by["my-plugin", "strategy"][:6] == ["my-plugin", "1.0", "strategy", "mine", "my_plugin.code:Mine", "ok"]
     assert by["my-plugin", "YAML files"][3:] == ["my_plugin", "my_plugin.conf", "ok; strategy/mine.yaml"]
-    assert by["odd-plugin", "model"][1:6] == [
-        *("2.5", "model", "odd_net", "odd.nets:build"),
-        "ok; prints while it is imported: hello world",
-    ]
+    assert by["odd-plugin", "model"][1:6] == ["2.5", "model", "odd_net", "odd.nets:build", "ok"]
     assert float(by["odd-plugin", "model"][6]) >= 0
     assert by["broken-plugin", "strategy"][5] == (
         "strategy 'broken' of broken-plugin cannot be loaded from broken_plugin.code:Mine: "
         "ZeroDivisionError: division by zero"
     )
-
-
-def test_a_framework_that_a_model_imports_is_reported(dists):
-    dists.add(files={"m.py": "import jax\ndef f(): ...\n", "jax.py": ""}, points={"models": {"f": "m:f"}})
-    (point,) = plugins_command.list_allowed_points()
-    results = plugins_command.check_entry_point(point)
-    assert results.notes == ["imports jax, which each start of a sweep then waits for"]
-    assert results.fault is not None and "brings no model/f.yaml" in results.fault
 
 
 def test_a_data_set_that_nothing_makes_is_a_fault(dists, list_plugins):

@@ -8,7 +8,7 @@ import pytest
 
 from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractCase, run_contracts
 from scalebench.testing import DatasetContract, ModelContract
-from scalebench.testing.model_worker import UnmappableWeights, map_torch_weights
+from scalebench.testing.strategy_worker import UnmappableWeights, map_torch_weights
 
 
 def dataset_contract(dataset, *overrides):

@@ -7,6 +7,7 @@ GPU machine instead: see check_gpu.py.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
@@ -51,6 +52,7 @@ PYTEST_SWITCHES = (
 DISABLED_PYTEST_PLUGINS = ("terminal", "cacheprovider", "faulthandler", "logging")
 PYTEST_SETTINGS = "[pytest]\nfilterwarnings =\n    default\n"
 PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+_numbers = itertools.count()  # of test modules: Python loads one of a name only once
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,8 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
     from scalebench.testing.launch import warm_launches
 
     (folder / "pytest.ini").write_text(PYTEST_SETTINGS, encoding="utf-8")
-    for number, case in enumerate(cases):  # a module of that name stays loaded, and is not that of another folder
-        (folder / f"test_{folder.name}_{number}.py").write_text(case.source(), encoding="utf-8")
+    for case in cases:
+        (folder / f"test_{next(_numbers)}.py").write_text(case.source(), encoding="utf-8")
     listener = ResultListener()
     folders = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
     without = [argument for name in DISABLED_PYTEST_PLUGINS for argument in ("-p", f"no:{name}")]

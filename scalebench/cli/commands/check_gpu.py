@@ -36,7 +36,7 @@ from scalebench.core.machine.machine import count_usable_cores
 from scalebench.core.process import build_python_command
 from scalebench.strategies import registry
 from scalebench.testing import gpu_truths as truths
-from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, TITLES, Truth, try_truths
+from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth, try_truths
 
 TITLE = "# scalebench check --gpu"
 NO_GPU = "no GPU"
@@ -56,7 +56,7 @@ def main(page: Path, minutes: float) -> int:
     with tempfile.TemporaryDirectory(prefix="scalebench-check-") as folder:
         for line in run_checks(Path(folder), report, lambda: end_s - time.monotonic()):
             lines.append(line)
-            print(hide_private(f"{name_line(line)}: {describe(line)}"), flush=True)
+            print(hide_private(f"{line.title}: {line.answer}"), flush=True)
             page.write_text(write_page(lines, report.getvalue()), encoding="utf-8")  # also if the next one never ends
     print(f"{summarize(lines)}\npage: {page}")
     return 1 if any(line.verdict == FAIL for line in lines) else 0
@@ -200,16 +200,6 @@ def judge_contract(name: str, results: Iterable[ContractResult]) -> Truth:
     return Truth(name, PASS, f"{len(results) - len(skipped)} hold, {len(skipped)} skipped")
 
 
-def name_line(line: Truth) -> str:
-    """Return the line's name for people."""
-    return TITLES.get(line.name, line.name)
-
-
-def describe(line: Truth) -> str:
-    """Return verdict and figures, or reason, in one line."""
-    return f"{line.verdict}: {' '.join(line.text.split())}"
-
-
 def summarize(lines: Sequence[Truth]) -> str:
     """Count the verdicts."""
     return count_verdicts(lines, {verdict: verdict for verdict in (PASS, FAIL, NOT_POSSIBLE)})
@@ -219,17 +209,13 @@ def write_page(lines: Sequence[Truth], report: str) -> str:
     """Return the page in Markdown, without what is private."""
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     head = f"scalebench {__version__}, Python {platform.python_version()}, {now}: {summarize(lines)}."
-    rows = [f"| {escape_cell(name_line(line))} | {escape_cell(describe(line))} |" for line in lines]
+    cells = [[text.replace("\\", "\\\\").replace("|", "\\|") for text in (line.title, line.answer)] for line in lines]
+    rows = [f"| {title} | {answer} |" for title, answer in cells]
     parts = [TITLE, head, "\n".join(["| check | result |", "| --- | --- |", *rows]), "## Doctor", fence(report)]
     for line in lines:
         if line.verdict == FAIL and line.detail:
-            parts += [f"## Failure: {name_line(line)}", fence(line.detail)]
+            parts += [f"## Failure: {line.title}", fence(line.detail)]
     return hide_private("\n\n".join(parts) + "\n")
-
-
-def escape_cell(text: str) -> str:
-    """Return text as one cell of a table in Markdown."""
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def fence(text: str) -> str:

@@ -6,8 +6,7 @@ clock; a figure is null where one node has none.
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from scalebench.measure.monitor.summary import (
     reduce,
     summarize_monitor,
 )
-from scalebench.measure.monitor.time_series import MONITOR, RESUMED, Reduction, TimeSeries, read_series
+from scalebench.measure.monitor.time_series import MONITOR, RESUMED, Reduction, read_series
 from scalebench.measure.nodes import NodeReport
 
 # How figures of nodes are combined.
@@ -67,61 +66,22 @@ def make_monitor_part(
 ) -> MonitorPart:
     """Make figures and flags of the series in `folder`.
 
-    `machine` and `reason` (why something is missing) are those of the monitor on this host; `reports` are those of the
-    nodes, where these had monitors of their own. Whatever goes wrong here is a reason in the record and no failed run.
+    `machine` and `reason` (why something is missing) are those of the monitor on this host, which is the only one where
+    there are no `reports` of nodes that had monitors of their own. Whatever goes wrong here is a reason in the record
+    and no failed run.
     """
     try:
-        if reports:
-            nodes = [summarize_node(spec, ranks, folder, node, report) for node, report in enumerate(reports)]
-            part = MonitorPart(combine_nodes(spec, nodes), combine_flags(nodes))
-        elif monitor_path(folder).exists():
-            first = next((rank for rank in ranks if rank.rank == 0), None)
-            series, used = read_series(monitor_path(folder)), list_used_gpus(spec, ranks)
-            node = _summarize_series(series, first, machine, used, monitor_path(folder).name, "nothing was measured")
-            part = MonitorPart(node.monitor, node.flags)
-        else:
-            return MonitorPart(MonitorRecord(reason=reason))
+        if not reports:
+            if not monitor_path(folder).exists():
+                return MonitorPart(MonitorRecord(reason=reason))
+            visible = gpus.visible_gpus() if spec.device == "cuda" else []
+            part = summarize_node(spec, ranks, folder, None, NodeReport(0, 0, machine, visible, monitor_reason=reason))
+            return MonitorPart(part.monitor, part.flags)
+        nodes = [summarize_node(spec, ranks, folder, node, report) for node, report in enumerate(reports)]
+        return MonitorPart(combine_nodes(spec, nodes), combine_flags(nodes))
     except Exception as error:
         text = f"the series could not be read: {type(error).__name__}: {' '.join(str(error).split())}"
         return MonitorPart(MonitorRecord(reason=text))
-    part.monitor.reason = reason or part.monitor.reason
-    return part
-
-
-def _summarize_series(
-    series: TimeSeries,
-    first: RankRecord | None,
-    machine: Machine,
-    used: list[int],
-    name: str,
-    unmeasured: str,
-    node: int | None = None,
-) -> NodeMonitor:
-    """Summarize a series by the marks of the `first` rank; `unmeasured` is the reason where that rank measured
-    nothing."""
-    window = measured_window(first, series.times_s(MONITOR, RESUMED))
-    monitor = MonitorRecord() if window is None else summarize_monitor(series, window, used, node)
-    monitor.file = name
-    monitor.reason = unmeasured if window is None else None
-    warmup_s = first.marks_s.get("warmup") if first is not None else None
-    machine_gpus = [gpu for gpu in machine.gpus if gpu.index in used]
-    flags = detect_flags(series, window, warmup_s, monitor, machine_gpus)
-    return NodeMonitor(monitor, next(iter(series.values("cpu", "cores")), None), machine_gpus, flags)
-
-
-def list_used_gpus(
-    spec: RunSpec, ranks: Sequence[RankRecord], visible: Callable[[], list[int | None]] = gpus.visible_gpus
-) -> list[int]:
-    """Return NVML's numbers of the GPUs of this machine that the run used, sorted; none for a run on CPUs.
-
-    Devices of other hosts cannot be identified from here, and are left out.
-    """
-    if spec.device != "cuda":
-        return []
-    remote = {rank.rank for rank in ranks if rank.hostname != platform.node()}
-    return _nvml_numbers(
-        {device for place in spec.places if place.rank not in remote for device in place.devices}, visible()
-    )
 
 
 def _nvml_numbers(devices: set[int], visible: Sequence[int | None]) -> list[int]:
@@ -143,26 +103,32 @@ def _recorded_gpus(ranks: Sequence[RankRecord], machine: Machine) -> list[int]:
 
 
 def summarize_node(
-    spec: RunSpec, ranks: Sequence[RankRecord], folder: Path, node: int, report: NodeReport | None
+    spec: RunSpec, ranks: Sequence[RankRecord], folder: Path, node: int | None, report: NodeReport | None
 ) -> NodeMonitor:
-    """Return the figures of one of several nodes, from its series and its report."""
+    """Return the figures of one node from its series and its report; `node` is its number among several.
+
+    The series is cut by the marks of the first rank that measured there."""
     reason = report.monitor_reason if report is not None else "the agent of its first rank reported no machine"
-    path = monitor_path(folder, node)
+    path = monitor_path(folder, node or 0)
     if report is None or not path.exists():
         return NodeMonitor(MonitorRecord(reason=reason or "there is no series"))
-    on_node = [rank for rank in ranks if spec.places[rank.rank].node == node]
+    on_node = [rank for rank in ranks if node in (None, spec.places[rank.rank].node)]
     first = next((rank for rank in on_node if measured_window(rank) is not None), on_node[0] if on_node else None)
-    devices = {device for place in spec.places if place.node == node for device in place.devices}
-    used = _recorded_gpus(on_node, report.machine) or _nvml_numbers(devices, report.visible_gpus)
-    used = used if spec.device == "cuda" else []
-    summary = _summarize_series(
-        read_series(path), first, report.machine, used, path.name, "no rank measured there", node
-    )
-    summary.monitor.reason = reason or summary.monitor.reason
-    for device in summary.monitor.devices:
+    used = []
+    if spec.device == "cuda":
+        devices = {device for place in spec.places if node in (None, place.node) for device in place.devices}
+        used = _recorded_gpus(on_node, report.machine) or _nvml_numbers(devices, report.visible_gpus)
+    series = read_series(path)
+    window = measured_window(first, series.times_s(MONITOR, RESUMED))
+    monitor = MonitorRecord() if window is None else summarize_monitor(series, window, used, node)
+    monitor.file, monitor.reason = path.name, reason or ("nothing was measured" if window is None else None)
+    warmup_s = first.marks_s.get("warmup") if first is not None else None
+    machine_gpus = [gpu for gpu in report.machine.gpus if gpu.index in used]
+    flags = detect_flags(series, window, warmup_s, monitor, machine_gpus)
+    for device in monitor.devices:
         if device.lost_at_s is not None and first is not None:
             device.lost_at_s = clock_sync.to_rank_0_clock_s(device.lost_at_s, first)
-    return summary
+    return NodeMonitor(monitor, next(iter(series.values("cpu", "cores")), None), machine_gpus, flags)
 
 
 def combine_nodes(spec: RunSpec, nodes: Sequence[NodeMonitor]) -> MonitorRecord:

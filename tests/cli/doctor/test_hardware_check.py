@@ -17,11 +17,11 @@ import pytest
 
 from scalebench.__main__ import main
 from scalebench.cli.commands.doctor import hardware_check
-from scalebench.cli.commands.doctor.slurm_check import DIFFERS, OK, UNCHECKED, check_partition, check_slurm, is_near
+from scalebench.cli.commands.doctor.slurm_check import OK, UNCHECKED, check_partition, check_slurm, is_near
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
-from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
+from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
+from scalebench.slurm.commands import Slurm, SlurmUnreachable
 from scalebench.slurm.partition import parse_sinfo
 from tests.builders.runs import MACHINE
 from tests.conftest import ROOT
@@ -43,22 +43,6 @@ NODE = dataclasses.replace(
 )
 
 
-def node_results(hardware, in_job=False, **changes):
-    here = dataclasses.replace(NODE, **changes)
-    return {line.key: line for line in hardware_check.check_node(hardware, here, in_job)}
-
-
-def test_unknown_values_are_not_checked_and_cores_are_those_of_the_node():
-    nothing = HardwareSpec("local", devices="auto")
-    assert {line.verdict for line in node_results(nothing).values()} == {UNCHECKED}
-    assert {line.expected for line in node_results(nothing, gpus=[]).values()} == {"null"}
-    workers = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48))
-    assert list(workers) == ["cpus_per_node", "memory_bytes"], "CPU workers are not checked as GPUs"
-    assert node_results(ALPHA_SPEC, cpus_physical=None)["cpus_per_node"].verdict == OK
-    more = node_results(ALPHA_SPEC, in_job=True, gpus=[*GPUS, gpu(8)])["gpus_per_node"]
-    assert more.verdict == DIFFERS, "a job may have a part of the GPUs, and not more"
-
-
 def test_models_and_sizes_are_compared_loosely():
     for answer, here, same in (
         ("A100 SXM4 40GB", "NVIDIA A100-SXM4-40GB", True),
@@ -78,34 +62,12 @@ CLUSTER = HardwareSpec("mine", this_machine=False, scheduler="slurm")
 MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/home/me/local", "xfs"), ("/scratch", "fuse.x")]
 
 
-def verdicts(hardware):
-    return {line.key: (line.actual, line.verdict) for line in hardware_check.check_node(hardware, MACHINE)}
-
-
-def test_interfaces_and_file_systems(monkeypatch):
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": []})
-    assert verdicts(dataclasses.replace(CLUSTER, interface="ib1"))["interface"] == ("only ib0 lo", DIFFERS)
-    # The file system of a path.
+def test_the_file_system_of_a_path(monkeypatch):
     parts = [SimpleNamespace(mountpoint=folder, fstype=kind) for folder, kind in MOUNTS]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
     assert {path: machine.find_file_system(Path(path)) for path in KINDS} == KINDS
     parts.clear()
     assert machine.find_file_system(Path("/opt/x")) is None
-
-
-def test_the_folder_to_copy_to(tmp_path, monkeypatch):
-    def message(node_copy):
-        return verdicts(dataclasses.replace(CLUSTER, node_copy=node_copy))["node_copy"]
-
-    here, verdict = message(str(tmp_path))
-    assert here.endswith(" GB free") and not here.startswith("to be made") and verdict == OK
-    here, verdict = message(str(tmp_path / "not" / "there"))
-    assert here.startswith("to be made, ") and verdict == OK
-    monkeypatch.setenv("OF_THIS_NODE", str(tmp_path))
-    assert message("$OF_THIS_NODE") == message(str(tmp_path))
-    assert message("$NOT_SET/x") == ("names a variable that is not set here", UNCHECKED)
-    (tmp_path / "file").touch()
-    assert message(str(tmp_path / "file")) == (f"{tmp_path / 'file'} cannot be written to", DIFFERS)
 
 
 KINDS = {"/opt/x": "ext4", "/home/me": "nfs4", "/homes": "ext4", "/home/me/local/x": "xfs", "/scratch": "fuse.x"}
@@ -122,17 +84,6 @@ def test_shared_folders_are_on_a_network_file_system(monkeypatch, tmp_path):
     cache = results["data sets"]
     question = "/elsewhere/cache on ext4: is that a disk of this host only?"
     assert (cache.actual, cache.verdict) == (question, UNCHECKED)
-
-
-def test_images(tmp_path):
-    def message(container):
-        (line,) = hardware_check.check_container(dataclasses.replace(CLUSTER, slurm=SlurmSpec(container=container)))
-        return line.actual, line.verdict
-
-    (image := tmp_path / "torch.sif").touch()
-    assert message(str(image)) == ("can be read", OK)
-    for address in ("docker://nvcr.io/nvidia/pytorch:24.01-py3", "nvcr.io#nvidia/pytorch:24.01-py3"):
-        assert message(address) == ("an address, which the nodes fetch", UNCHECKED)
 
 
 ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.node_copy=null"
@@ -196,11 +147,6 @@ def read_golden():
     return dict(re.findall(r"^== (.*)\n((?:(?!== ).*\n)+)", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_host_is_compared_with_its_hardware(case, tmp_path):
-    assert run_doctor(tmp_path, *CASES[case]) == read_golden()[case]
-
-
 def test_a_folder_with_yaml_files_of_the_user(tmp_path, capsys):
     own = tmp_path / "conf" / "hardware"
     own.mkdir(parents=True)
@@ -223,83 +169,82 @@ def test_the_srun_command_names_account_and_qos(monkeypatch):
     )
 
 
-# SLURM's answers, from sinfo's lines and made-up commands, checked against a YAML.
+# Parts of the hardware YAML against a node, a partition or SLURM's answers; golden/doctor.txt has the lines.
 NODES = parse_sinfo(SINFO)
-
-
-def partition_results(hardware=None, nodes=NODES, **slurm):
-    wants = dataclasses.replace(ALPHA_SPEC.slurm, **slurm)
-    config = Config(hardware=dataclasses.replace(ALPHA_SPEC, slurm=wants, **(hardware or {})), measure=MeasureSpec())
-    return {line.key: line for line in check_partition(config, nodes)}
-
-
 UNLIMITED = [dataclasses.replace(node, limit_minutes=None) for node in NODES]
 MIXED = [*NODES[:2], dataclasses.replace(NODES[2], cores=32, cpus=32, memory_bytes=2**39, gres="gpu:4")]
+DOWN = [dataclasses.replace(NODES[2], state="down")]
+NOTHING = HardwareSpec("local", devices="auto")
+ALPHA_NODES = {
+    "unknown values": (NOTHING, {}, {}),
+    "unknown values and no GPU": (NOTHING, {"gpus": []}, {}),
+    "CPU workers are not checked as GPUs": (
+        HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), {}, {}
+    ),
+    "unknown cores": (ALPHA_SPEC, {"cpus_physical": None}, {}),
+    "a job may have a part of the GPUs, and not more": (ALPHA_SPEC, {"gpus": [*GPUS, gpu(8)]}, {"in_job": True}),
+    "an interface that is not there": (dataclasses.replace(CLUSTER, interface="ib1"), {}, {}),
+    "a folder to copy to": (dataclasses.replace(CLUSTER, node_copy="."), {}, {}),
+    "a folder to copy to that is to be made": (dataclasses.replace(CLUSTER, node_copy="not/there"), {}, {}),
+    "a folder to copy to by a variable of the node": (dataclasses.replace(CLUSTER, node_copy="$OF_THIS_NODE"), {}, {}),
+    "a folder to copy to by a variable that is not set": (dataclasses.replace(CLUSTER, node_copy="$NOT_SET/x"), {}, {}),
+    "a file to copy to": (dataclasses.replace(CLUSTER, node_copy="file"), {}, {}),
+}  # fmt: skip
 TWO = {"gpus_per_node": 2}
-CORES, MEMORY = "cpus_per_node of the partition", "memory_bytes of the partition"
-# Settings of the hardware and of the job, the nodes, and lines of the answer: expected (None: any), actual, verdict.
-PARTITIONS = [
+# Settings of the hardware and of the job, and the nodes.
+PARTITIONS = {
     # SLURM would refuse 96 whole cores of a node with 48: threads are counted only where the job counts them.
-    ({"cpus_per_node": 96}, {}, NODES, {CORES: (None, None, DIFFERS)}),
-    ({"cpus_per_node": 96}, {"lines": ["--hint=multithread"]}, NODES, {CORES: (None, None, OK)}),
-    (
-        {"max_nodes": 34}, {}, MIXED,
-        dict.fromkeys(["max_nodes", CORES, MEMORY], (None, None, DIFFERS))
-        | {"slurm.gres": (None, "2 x gpu:8(S:0-1), gpu:4", DIFFERS)},
-    ),
-    ({"devices": "cpu"}, {}, NODES, {"slurm.gres": None}),  # a job without GPUs asks for none
-    ({}, {"gres": ""}, NODES, {"slurm.gres": None}),
-    *(
-        (TWO, {"partition": "main", "gres": f"gpu:{kind}:{{gpus}}"}, NODES,
-         {"slurm.gres": (f"gpu:{kind}:2", None, verdict)})
-        for kind, verdict in (("a100", OK), ("A100", OK), ("v100", DIFFERS))
-    ),
-    (
-        {}, {"partition": "alpa"}, NODES,
-        {"slurm.partition": ("alpa", "no partition 'alpa'; did you mean 'alpha'?", DIFFERS), "max_nodes": None},
-    ),
-    ({}, {}, [], {"slurm.partition": (None, "no partition 'alpha'; known: none", DIFFERS), "max_nodes": None}),
-    (TWO, {"partition": None}, NODES, {"slurm.partition": ("null: main", "1 of 2 nodes up", OK)}),
-    ({}, {"partition": None}, NODES[:3], {"slurm.partition": (None, "no default partition; known: alpha", DIFFERS)}),
-    ({}, {}, NODES[2:3], {"slurm.partition": (None, None, DIFFERS)}),  # no node of it is up
-    *(  # null asks for the 60 minutes of measure.timeout_s, and 2 to start
-        row
-        for minutes, verdict in ((30, OK), (60, OK), (61, DIFFERS), (None, DIFFERS))
-        for row in (
-            ({}, {"partition": "main", "time_minutes": minutes}, NODES, {"slurm.time_minutes": (None, None, verdict)}),
-            ({}, {"time_minutes": minutes}, UNLIMITED, {"slurm.time_minutes": (None, None, OK)}),
-        )
-    ),
-    *(
-        ({}, {"partition": "main", "constraint": text}, NODES,
-         {"slurm.constraint": (None, "features big, ssd", verdict)})
-        for text, verdict in (("ssd", OK), ("hdd", DIFFERS), ("ssd&big", UNCHECKED))
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("hardware", "slurm", "nodes", "expected"), PARTITIONS)
-def test_a_partition_is_compared_with_the_settings(hardware, slurm, nodes, expected):
-    results = partition_results(hardware, nodes, **slurm)
-    for key, line in expected.items():
-        assert (key in results) == (line is not None), key
-        for wanted, actual in zip(line or (), dataclasses.astuple(results[key])[1:] if line else (), strict=True):
-            assert wanted in (None, actual), key
-
-
+    "more cores than there are": ({"cpus_per_node": 96}, {}, NODES),
+    "threads, which the job counts": ({"cpus_per_node": 96}, {"lines": ["--hint=multithread"]}, NODES),
+    "nodes that differ": ({"max_nodes": 34}, {}, MIXED),
+    "a job without GPUs asks for none": ({"devices": "cpu"}, {}, NODES),
+    "no gres": ({}, {"gres": ""}, NODES),
+    **{f"gres of {kind}": (TWO, {"partition": "main", "gres": f"gpu:{kind}:{{gpus}}"}, NODES)
+       for kind in ("a100", "A100", "v100")},
+    "an unknown partition": ({}, {"partition": "alpa"}, NODES),
+    "no nodes": ({}, {}, []),
+    "the default partition": (TWO, {"partition": None}, NODES),
+    "no default partition": ({}, {"partition": None}, NODES[:3]),
+    "no node is up": ({}, {}, DOWN),
+    # Null asks for the 60 minutes of measure.timeout_s, and 2 to start.
+    **{f"{minutes} minutes of {limit}": ({}, {"partition": partition, "time_minutes": minutes}, nodes)
+       for minutes in (30, 60, 61, None)
+       for limit, partition, nodes in (("60", "main", NODES), ("any", "alpha", UNLIMITED))},
+    **{f"constraint {text}": ({}, {"partition": "main", "constraint": text}, NODES)
+       for text in ("ssd", "hdd", "ssd&big")},
+}  # fmt: skip
 SHOWN = "PartitionName=alpha\n   AllowGroups=ALL AllowAccounts=p_a,p_b AllowQos=ALL\n   AllocNodes=ALL\n"
 MPI = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
+COURSE = {"scontrol show reservation": "ReservationName=course StartTime=2026-01-01\n"}
+PYXIS = {"container": "x.sqsh", "container_runtime": "pyxis"}
+# What SLURM answers (None: no sbatch), and settings of the job.
+ANSWERS = {
+    "an account": ({}, {"account": "p_b"}),
+    "an account that the partition does not take": ({}, {"account": "p_c"}),
+    "a qos of a partition that takes all": ({}, {"qos": "normal"}),
+    "a partition that is not shown": ({"scontrol show partition alpha": ""}, {"account": "p_b"}),
+    **{f"reservation {name}": (COURSE, {"reservation": name}) for name in ("course", "cours", "other")},
+    **{f"mpi {name}": ({}, {"mpi": name}) for name in ("pmix", "pmi2", "openmpi", "available")},
+    "srun that lists no mpi": ({"srun --mpi": ""}, {"mpi": "pmix"}),
+    "no mpirun, an unknown partition": ({}, {"partition": "alpa"}),
+    "no pyxis": ({}, PYXIS),
+    "pyxis": ({"srun --help": "  --container-image=[USER@]IMAGE\n"}, PYXIS),
+    **{f"image {image}": ({}, {"container": image})
+       for image in ("x.sif", "there.sif", "docker://nvcr.io/nvidia/pytorch:24.01-py3", "nvcr.io#nvidia/pytorch")},
+    "no sbatch": (None, {}),
+    "no sbatch where it should be": (None, {"bin": "/opt/slurm/bin"}),
+    "a controller that does not answer": ({"sinfo": None}, {}),
+}  # fmt: skip
 
 
 class FakeSlurm(Slurm):
-    """Answers by the first words of a command; None raises what SLURM would say."""
+    """Answers by the first words of a command; None raises what SLURM would say. `asked` are the commands."""
 
-    def __init__(self, answers=None, there=True):
+    def __init__(self, answers):
         super().__init__(None)
         usual = {"sbatch --version": "slurm 22.05.8\n", "sinfo": SINFO, "scontrol show partition alpha": SHOWN}
         self.answers = usual | {"srun --mpi": MPI, "srun --help": "--container\n"} | (answers or {})
-        self.there = there
+        self.there = answers is not None
         self.asked = []
 
     def path(self, name):
@@ -310,85 +255,64 @@ class FakeSlurm(Slurm):
         self.asked.append(command)
         answer = next((text for start, text in self.answers.items() if command.startswith(start)), None)
         if answer is None:
-            raise SlurmError(f"no answer to {name}")
+            raise SlurmUnreachable(f"no answer to {name}")
         return answer
 
 
-def wanting(partition="alpha", **wants):
-    slurm = SlurmSpec(partition, **wants)
-    return Config(hardware=HardwareSpec("alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=slurm))
+def list_results(case):
+    """Return the lines of a case in its current folder."""
+    if case in ALPHA_NODES:
+        hardware, changes, more = ALPHA_NODES[case]
+        return hardware_check.check_node(hardware, dataclasses.replace(NODE, **changes), **more)
+    if case in PARTITIONS:
+        changes, slurm, nodes = PARTITIONS[case]
+        hardware = dataclasses.replace(ALPHA_SPEC, slurm=dataclasses.replace(ALPHA_SPEC.slurm, **slurm), **changes)
+        return check_partition(Config(hardware=hardware), nodes)
+    answers, wants = ANSWERS[case]
+    hardware = HardwareSpec(
+        "alpha",
+        devices="cuda",
+        this_machine=False,
+        scheduler="slurm",
+        slurm=SlurmSpec(**{"partition": "alpha"} | wants),
+    )
+    return [*check_slurm(FakeSlurm(answers), Config(hardware=hardware))[0], *hardware_check.check_container(hardware)]
 
 
-def slurm_results(slurm, **wants):
-    results, _ = check_slurm(slurm, wanting(**wants))
-    return {line.key: (line.actual, line.verdict) for line in results}
+def describe(case, folder):
+    if case in CASES:
+        return run_doctor(folder, *CASES[case])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("file").touch()
+        Path("there.sif").touch()
+        for name, value in (("OF_THIS_NODE", "."), ("PATH", "")):
+            patch.setenv(name, value)
+        patch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": []})
+        patch.setattr(hardware_check.shutil, "disk_usage", lambda path: SimpleNamespace(free=7e9))
+        lines = ["  ".join(dataclasses.astuple(line)) for line in list_results(case)]
+    return "".join(f"{line}\n" for line in lines).replace(str(folder), "HERE")
 
 
-def test_few_questions_and_none_that_starts_anything():
-    slurm = FakeSlurm()
-    matches = slurm_results(slurm)
-    assert matches["scheduler"] == ("slurm 22.05.8, /opt/slurm/bin/sbatch", OK)
-    assert matches["slurm.partition"] == ("2 of 3 nodes up", OK)
-    assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo"]
-    _, nodes = check_slurm(FakeSlurm(), wanting())
-    assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"], "of the partition"
-    assert check_slurm(FakeSlurm(), wanting("alpa"))[1] == []
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*CASES, *ALPHA_NODES, *PARTITIONS, *ANSWERS])
+def test_a_host_and_slurm_are_compared_with_a_yaml(case, tmp_path):
+    assert describe(case, tmp_path) == read_golden()[case]
 
 
-def test_slurm_that_is_not_there_or_does_not_answer(monkeypatch):
-    # Without sbatch.
-    assert slurm_results(FakeSlurm(there=False)) == {
-        "scheduler": ("no sbatch on the PATH; hardware.slurm.bin names its folder", DIFFERS)
-    }
-    matches = slurm_results(FakeSlurm(there=False), bin="/opt/slurm/bin")
-    assert matches["scheduler"][0].startswith("no sbatch on /opt/slurm/bin;")
-
-    # A controller that does not answer.
-    def away(*words, **more):
-        raise SlurmUnreachable("Unable to contact slurm controller")
-
-    slurm = FakeSlurm()
-    monkeypatch.setattr(slurm, "run", away)
-    assert slurm_results(slurm) == {"scheduler": ("Unable to contact slurm controller", DIFFERS)}
-
-
-TAKES_ALL = "partition alpha takes all; sbatch decides whether you may"
-COURSE = {"scontrol show reservation": "ReservationName=course StartTime=2026-01-01\n"}
-PYXIS = {"container": "x.sqsh", "container_runtime": "pyxis"}
-RUNTIME = "slurm.container_runtime"
-# What SLURM answers, settings of the job, a line of the answer, what is actual (None: anything), and the verdict.
-ANSWERS = [
-    ({}, {"account": "p_b"}, "slurm.account", "partition alpha takes p_a, p_b", OK),
-    ({}, {"account": "p_c"}, "slurm.account", "partition alpha takes p_a, p_b", DIFFERS),
-    ({}, {"qos": "normal"}, "slurm.qos", TAKES_ALL, UNCHECKED),
-    ({"scontrol show partition alpha": ""}, {"account": "p_b"}, "slurm.account", None, UNCHECKED),
-    (COURSE, {"reservation": "course"}, "slurm.reservation", None, OK),
-    (COURSE, {"reservation": "cours"}, "slurm.reservation", None, DIFFERS),
-    (COURSE, {"reservation": "other"}, "slurm.reservation", None, DIFFERS),
-    ({}, {"mpi": "pmix"}, "slurm.mpi", "srun has pmix, none, pmi2", OK),
-    ({}, {"mpi": "pmi2"}, "slurm.mpi", "srun has pmix, none, pmi2", OK),
-    ({}, {"mpi": "openmpi"}, "slurm.mpi", "srun has pmix, none, pmi2", DIFFERS),
-    ({}, {"mpi": "available"}, "slurm.mpi", "srun has pmix, none, pmi2", DIFFERS),
-    ({"srun --mpi": ""}, {"mpi": "pmix"}, "slurm.mpi", "srun does not list any", UNCHECKED),
-    ({}, {}, "slurm.mpi", None, UNCHECKED),  # there is no mpirun here
-    ({}, PYXIS, RUNTIME, "srun has no --container-image", DIFFERS),
-    ({"srun --help": "  --container-image=[USER@]IMAGE\n"}, PYXIS, RUNTIME, "srun has --container-image", OK),
-    ({}, {"container": "x.sif"}, RUNTIME, None, UNCHECKED),
-]
-
-
-@pytest.mark.parametrize(("answers", "wants", "key", "actual", "verdict"), ANSWERS)
-def test_slurm_is_asked_for_what_a_job_wants(answers, wants, key, actual, verdict, monkeypatch, tmp_path):
+def test_few_questions_and_none_that_starts_anything(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    results = slurm_results(FakeSlurm(answers), **wants)
-    assert results[key] == (results[key][0] if actual is None else actual, verdict)
-    assert (RUNTIME in results) == ("container" in wants)
-    if not wants:
-        (tmp_path / "mpirun").touch(0o755)
-        assert slurm_results(FakeSlurm())["slurm.mpi"] == (str(tmp_path / "mpirun"), OK)
+    (tmp_path / "mpirun").touch(0o755)
+    slurm, wants = FakeSlurm({}), SlurmSpec("alpha")
+    results, nodes = check_slurm(slurm, Config(hardware=dataclasses.replace(ALPHA_SPEC, slurm=wants)))
+    assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo"]
+    assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"], "of the partition"
+    assert (results[-1].key, results[-1].actual, results[-1].verdict) == ("slurm.mpi", f"{tmp_path}/mpirun", OK)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        texts = (f"== {case}\n{run_doctor(Path(folder), *settings)}" for case, settings in CASES.items())
-        GOLDEN.write_text("".join(texts), encoding="utf-8")
+    texts = []
+    for case in [*CASES, *ALPHA_NODES, *PARTITIONS, *ANSWERS]:
+        with tempfile.TemporaryDirectory() as folder:
+            texts.append(f"== {case}\n{describe(case, Path(folder))}")
+    GOLDEN.write_text("".join(texts), encoding="utf-8")

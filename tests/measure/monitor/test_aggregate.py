@@ -11,7 +11,7 @@ from scalebench.core.result import MonitorRecord, read_result
 from scalebench.core.run_folder import MONITOR_FILE, monitor_path
 from scalebench.core.spec import RankPlacement
 from scalebench.measure.monitor import aggregate
-from scalebench.measure.monitor.aggregate import MonitorPart, list_used_gpus, make_monitor_part
+from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part
 from scalebench.measure.nodes import NodeReport
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import MACHINE, rank, simulated_spec
@@ -77,16 +77,17 @@ def test_a_monitor_without_figures_is_a_reason_and_no_failed_run(tmp_path, monke
     assert (result.status, result.monitor) == ("ok", MonitorRecord(reason=reason))
 
 
-def test_the_gpus_of_a_run_are_identified():
+def test_the_gpus_of_a_run_are_identified(tmp_path, monkeypatch):
+    """By what a process sees now, where no rank has recorded its own."""
+    monkeypatch.setattr(aggregate, "read_series", lambda path: both()[0])
+    monitor_path(tmp_path).touch()
     spec = dataclasses.replace(gpu_spec(0.0), places=[RankPlacement(r, r, 0, [r], [], 1) for r in range(3)])
-    local = [rank(r, hostname=os.uname().nodename) for r in range(3)]
-    assert list_used_gpus(spec, local, lambda: [5, 2, 0]) == [0, 2, 5]
-    assert list_used_gpus(spec, local, lambda: [5, None, 0]) == [0, 5]  # one is a part of a GPU
-    assert list_used_gpus(spec, local, lambda: [5]) == [5]  # the others are not visible any more
-    partly_remote = [local[0], rank(1, hostname="another"), local[2]]
-    assert list_used_gpus(spec, partly_remote, lambda: [5, 2, 0]) == [0, 5]
-    assert list_used_gpus(spec, [], lambda: [5, 2, 0]) == [0, 2, 5]  # no rank left a record
-    assert list_used_gpus(dataclasses.replace(spec, device="cpu"), local, lambda: [5, 2, 0]) == []
+    # One is a part of a GPU; the others are not visible any more.
+    for visible, numbers in (([5, 2, 0], [0, 2, 5]), ([5, None, 0], [0, 5]), ([5], [5])):
+        monkeypatch.setattr(aggregate.gpus, "visible_gpus", lambda visible=visible: visible)
+        monitor = make_monitor_part(spec, tmp_path, [measured_rank(0)], MACHINE, None).monitor
+        assert [(device.index, device.node) for device in monitor.devices] == [(number, None) for number in numbers]
+    assert make_monitor_part(dataclasses.replace(spec, device="cpu"), tmp_path, [], MACHINE, None).monitor.devices == []
 
 
 AHEAD_S = 15.0  # of node 1's clock: by that of node 0 its measured phase would be another part of its series

@@ -1,7 +1,11 @@
-"""Figures and flags of a run from artificial series, whose measured phase is the seconds from 10 to 20 of 30."""
+"""Figures and flags of a run from artificial series, whose measured phase is the seconds from 10 to 20 of 30.
+
+After a wanted change `python -m tests.measure.monitor.test_monitor_summary` writes golden/monitor.txt anew.
+"""
 
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,11 +14,12 @@ import pandas as pd
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import CurvePoint, MonitorRecord
+from scalebench.core.result import CurvePoint
 from scalebench.measure.monitor.flags import detect_flags
 from scalebench.measure.monitor.summary import measured_window, summarize_monitor
 from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeWindow, read_series
 from tests.builders.runs import rank
+from tests.conftest import ROOT
 from tests.measure.monitor.builders import BEGIN_S, WINDOW, join, series
 
 
@@ -40,94 +45,64 @@ def gpu(index, has_counter=True, **curves):
     return series({f"gpu{index}/{name}": curve for name, curve in {**columns, **curves}.items()})
 
 
-def test_the_figures_of_one_gpu_and_of_two_of_three():
-    figures = summarize_monitor(gpu(0), WINDOW, [0])
-    assert (figures.gpu_util_mean, figures.gpu_power_w_mean) == (pytest.approx(0.8), pytest.approx(200.0))
-    assert (figures.energy_j, figures.energy_from) == (pytest.approx(2100.0), "counter")
-    assert (figures.sm_clock_mhz_min, figures.sm_clock_mhz_mean) == (1400.0, 1400.0)
-    assert (figures.mem_clock_mhz_min, figures.mem_clock_mhz_mean) == (1200.0, 1200.0)
-    assert (figures.gpu_temperature_c_max, figures.throttle_reasons) == (70.0, [])
-    (device,) = figures.devices
-    assert (device.index, device.memory_used_bytes_max) == (0, 2_000_000_000)
-    assert device.memory_util_mean == pytest.approx(0.3)
-    assert (device.pcie_sent_bytes_per_s, device.pcie_received_bytes_per_s) == (5e6, 6e6)
-    assert (device.nvlink_sent_bytes_per_s, device.lost_at_s) == (None, None)
-    twice = summarize_monitor(gpu(0), replace(WINDOW, scale=2.0), [0])  # of which half was sampled
-    assert twice.energy_j == 2 * figures.energy_j and twice.gpu_power_w_mean == figures.gpu_power_w_mean
-    links = {"nvlink_sent_bytes": counter(7e9, 0.0), "nvlink_received_bytes": counter(8e9, 0.0)}
-    two = gpu(2, has_counter=False, sm_clock_mhz=within(1300.0, 300.0), temperature_c=75.0, util_share=0.6, **links)
-    figures = summarize_monitor(join(gpu(0), gpu(1), two), WINDOW, [0, 2])
-    assert figures.gpu_util_mean == pytest.approx(0.7)
-    assert figures.gpu_power_w_mean == pytest.approx(200.0 + 400.0)
-    assert (figures.energy_j, figures.energy_from) == (pytest.approx(2100.0 + 4000.0), "counter+power")
-    assert [device.energy_from for device in figures.devices] == ["counter", "power"]
-    assert (figures.sm_clock_mhz_min, figures.sm_clock_mhz_mean) == (1300.0, 1350.0)
-    assert figures.gpu_temperature_c_max == 75.0
-    assert figures.devices[1].nvlink_sent_bytes_per_s == pytest.approx(7e9)
-    assert figures.devices[1].nvlink_received_bytes_per_s == pytest.approx(8e9)
-
-
-def test_a_missing_part_makes_a_figure_null_and_throttle_reasons_are_those_of_the_measured_phase():
-    lost = series({"gpu1/power_w": 300.0, "gpu1/sm_clock_mhz": 1380.0}, end_s=15.0)
-    marked = series({"gpu1/lost": 1.0}, begin_s=15.0, end_s=15.0)
-    figures = summarize_monitor(join(gpu(0), lost, marked), WINDOW, [0, 1])
-    assert (figures.energy_j, figures.energy_from, figures.gpu_util_mean) == (None, None, None)
-    assert figures.devices[0].energy_j == pytest.approx(2100.0)
-    assert (figures.devices[1].energy_j, figures.devices[1].energy_from) == (None, None)
-    assert figures.devices[1].lost_at_s == BEGIN_S + 15.0
-    assert figures.devices[1].throttle_reasons is None
-    early = series({"gpu0/throttled_hw_slowdown": 1.0}, end_s=9.0)
-    capped = series({"gpu0/throttled_sw_power_cap": 1.0, "gpu0/throttled_gpu_idle": 1.0}, begin_s=12.0, end_s=13.0)
-    warm = series({"gpu1/throttled_sw_thermal_slowdown": 1.0})
-    figures = summarize_monitor(join(gpu(0), early, capped, warm), WINDOW, [0, 1])
-    assert figures.throttle_reasons == ["sw_power_cap", "sw_thermal_slowdown"]
-    assert figures.devices[0].throttle_reasons == ["sw_power_cap"]
-
-
-def test_the_figures_of_cores_memory_and_traffic():
-    figures = summarize_monitor(
+LOST = series({"gpu1/lost": 1.0}, begin_s=15.0, end_s=15.0)
+LINKS = {"nvlink_sent_bytes": counter(7e9, 0.0), "nvlink_received_bytes": counter(8e9, 0.0)}
+SLOWER = gpu(2, has_counter=False, sm_clock_mhz=within(1300.0, 300.0), temperature_c=75.0, util_share=0.6, **LINKS)
+CORES = {
+    "cpu/busy_s": counter(3.0, 1.0), "cpu/programs_s": counter(2.9, 1.0), "ours/cpu_s": counter(2.4, 0.0),
+    "process:0/cpu_s": counter(1.0, 0.0), "process:1/cpu_s": counter(1.2, 0.0),
+    "process:0/rss_bytes": within(5e8, 9e9), "process:1/rss_bytes": within(6e8, 9e9),
+    "process:0/rss_anon_bytes": within(1e8, 9e9), "process:1/rss_anon_bytes": lambda t: 1e7 * t,
+    "memory/available_bytes": lambda t: 1e10 - 1e8 * t, "swap/in_bytes": counter(0.0, 5e6),
+    "swap/out_bytes": counter(4096.0, 0.0),
+}  # fmt: skip
+TRAFFIC = {
+    "net:lo/sent_bytes": 1e3, "net:lo/received_bytes": 1e3, "net:eth0/sent_bytes": 2e3, "net:ib0/sent_bytes": 3e3,
+    "net:eth0/received_bytes": 4e3, "net:ib0/received_bytes": 5e3, "disk/read_bytes": 6e3, "disk/written_bytes": 7e3,
+    "infiniband:mlx5_0/1/sent_bytes": 8e3,
+}  # fmt: skip
+# Series, and the numbers of the GPUs of the run; golden/monitor.txt has the figures that are not null.
+FIGURES = {
+    "one GPU": (gpu(0), [0]),
+    "one GPU, of which half was sampled": (gpu(0), [0], replace(WINDOW, scale=2.0)),
+    "two GPUs of three": (join(gpu(0), gpu(1), SLOWER), [0, 2]),
+    "a GPU that was lost": (
+        join(gpu(0), series({"gpu1/power_w": 300.0, "gpu1/sm_clock_mhz": 1380.0}, end_s=15.0), LOST), [0, 1]
+    ),
+    "throttle reasons": (
         join(
-            series({"cpu/cores": 4.0}, end_s=0.0),
-            series(
-                {
-                    "cpu/busy_s": counter(3.0, 1.0), "cpu/programs_s": counter(2.9, 1.0),
-                    "ours/cpu_s": counter(2.4, 0.0),
-                    "process:0/cpu_s": counter(1.0, 0.0), "process:1/cpu_s": counter(1.2, 0.0),
-                    "process:0/rss_bytes": within(5e8, 9e9), "process:1/rss_bytes": within(6e8, 9e9),
-                    "process:0/rss_anon_bytes": within(1e8, 9e9), "process:1/rss_anon_bytes": lambda t: 1e7 * t,
-                    "memory/available_bytes": lambda t: 1e10 - 1e8 * t, "swap/in_bytes": counter(0.0, 5e6),
-                    "swap/out_bytes": counter(4096.0, 0.0),
-                },
-                every_s=0.5,
-            ),
-        ),
-        WINDOW,
-        [],
-    )  # fmt: skip
-    assert figures.cpu_util_mean == pytest.approx(0.75)
-    assert figures.cpu_util_ours_mean == pytest.approx(2.2 / 4)
-    assert figures.cpu_cores_others_mean == pytest.approx(0.5)
-    assert (figures.rss_bytes_max, figures.rss_anon_bytes_max) == (1_100_000_000, 300_000_000)
-    assert figures.memory_available_bytes_min == pytest.approx(8e9)
-    assert (figures.swap_in_bytes, figures.swap_out_bytes) == (0, 40960)
-    assert (figures.gpu_util_mean, figures.energy_j, figures.throttle_reasons) == (None, None, None)
-    counters = {
-        "net:lo/sent_bytes": 1e3, "net:lo/received_bytes": 1e3, "net:eth0/sent_bytes": 2e3, "net:ib0/sent_bytes": 3e3,
-        "net:eth0/received_bytes": 4e3, "net:ib0/received_bytes": 5e3, "disk/read_bytes": 6e3,
-        "disk/written_bytes": 7e3, "infiniband:mlx5_0/1/sent_bytes": 8e3,
-    }  # fmt: skip
-    samples = series({name: counter(rate, 99.0) for name, rate in counters.items()}, every_s=0.5)
-    figures = summarize_monitor(samples, WINDOW, [])
-    assert (figures.net_sent_bytes_per_s, figures.net_received_bytes_per_s) == (pytest.approx(5e3), pytest.approx(9e3))
-    assert figures.loopback_bytes_per_s == pytest.approx(1e3)
-    assert (figures.disk_read_bytes_per_s, figures.disk_written_bytes_per_s) == (pytest.approx(6e3), pytest.approx(7e3))
-    assert (figures.infiniband_sent_bytes_per_s, figures.infiniband_received_bytes_per_s) == (pytest.approx(8e3), None)
+            gpu(0), series({"gpu0/throttled_hw_slowdown": 1.0}, end_s=9.0),  # before the measured phase
+            series({"gpu0/throttled_sw_power_cap": 1.0, "gpu0/throttled_gpu_idle": 1.0}, begin_s=12.0, end_s=13.0),
+            series({"gpu1/throttled_sw_thermal_slowdown": 1.0}),
+        ), [0, 1],
+    ),
+    "cores, memory and swap": (join(series({"cpu/cores": 4.0}, end_s=0.0), series(CORES, every_s=0.5)), []),
+    "traffic": (series({name: counter(rate, 99.0) for name, rate in TRAFFIC.items()}, every_s=0.5), []),
+    "no series": (TimeSeries({}), []),
+    "no series of a GPU": (TimeSeries({}), [3]),
+}  # fmt: skip
+GOLDEN = ROOT / "tests/golden/monitor.txt"
 
 
-def test_without_a_series_there_are_no_figures_and_no_flags():
-    assert summarize_monitor(TimeSeries({}), WINDOW, []) == MonitorRecord(file="monitor.parquet")
-    (device,) = summarize_monitor(TimeSeries({}), WINDOW, [3]).devices
-    assert {value for name, value in vars(device).items() if name != "index"} == {None}
+def describe(case):
+    samples, used, *window = FIGURES[case]
+    figures = summarize_monitor(samples, *(window or [WINDOW]), used)
+    parts = {"": figures, **{f"{device.index} ": device for device in figures.devices}}
+    figures.devices = []
+    named = ((f"{part}{name}", value) for part, record in parts.items() for name, value in vars(record).items())
+    texts = (
+        (name, f"{v:.10g}" if isinstance(v, float) else v) for name, v in named if v is not None and name != "devices"
+    )
+    return "".join(f"{name}: {text}\n" for name, text in texts)
+
+
+@pytest.mark.parametrize("case", FIGURES)
+def test_the_figures_of_a_series(case):
+    golden = re.findall(r"^== (.*)\n((?:(?!== ).*\n)+)", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE)
+    assert describe(case) == dict(golden)[case]
+
+
+def test_without_a_series_there_are_no_flags():
     assert detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
     assert detect_flags(TimeSeries({}), None, None, summarize_monitor(TimeSeries({}), WINDOW, []), []) == []
 
@@ -167,8 +142,7 @@ def flags(changes=None, *more, used=(0, 1), window=WINDOW, gpus=GPUS):
 
 
 CAPPED = "throttled_sw_power_cap"
-LOST = series({"gpu1/lost": 1.0}, begin_s=15.0, end_s=15.0)
-SLOWER = [GPUS[0], replace(GPUS[1], sm_clock_max_mhz=1300)]
+SLOWER_GPUS = [GPUS[0], replace(GPUS[1], sm_clock_max_mhz=1300)]
 
 
 def programs(cores):
@@ -214,7 +188,7 @@ def throttled(name, begin_s=0.0, end_s=30.0, gpus=(0,)):
         ]),
         # The slow cards of the study had memory clocks that are lower by 5 %. Cards at their power limit may differ.
         ("unequal_clocks", [
-            [{"gpu1/mem_clock_mhz": 1150.0}], [{"gpus": SLOWER}],
+            [{"gpu1/mem_clock_mhz": 1150.0}], [{"gpus": SLOWER_GPUS}],
             [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1300}, throttled(CAPPED, gpus=(0, 1))],
             [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1350}, throttled(CAPPED, gpus=(1,))],
         ], [
@@ -347,3 +321,7 @@ def test_rows_are_read_again_in_order_of_time(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         rows.write(path)
     assert os.listdir(tmp_path) == []
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("".join(f"== {case}\n{describe(case)}" for case in FIGURES), encoding="utf-8")

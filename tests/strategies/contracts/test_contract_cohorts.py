@@ -86,7 +86,7 @@ def test_an_all_reduce_that_a_stopped_rank_never_enters_is_a_timeout_with_its_st
     reason = "no rank made progress for 8 s (measure.hang_s); rank 1 is stopped"
     assert (result.status, result.reason, result.log) == ("timeout", reason, "rank1.log")
     stopped, waiting = ((folder / f"rank{rank}.log").read_text() for rank in (1, 0))
-    assert "most recent call first" in stopped and "fault_worker.py" in stopped
+    assert "most recent call first" in stopped and "strategy_worker.py" in stopped
     assert "most recent call first" in waiting and "backward" in waiting, "it waits where gradients are exchanged"
 
 
