@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scalebench import plugin_api
 from scalebench.analysis.columns import COLUMNS
-from scalebench.cli.commands.list import flatten, format_value, group_names
+from scalebench.cli.commands.list import format_value, group_names
 from scalebench.core.config_files import (
     describe_entry,
     read_composed,
@@ -22,6 +22,7 @@ from scalebench.core.config_files import (
     read_strategy_config,
     read_yaml,
 )
+from scalebench.core.config_fingerprint import flatten
 from scalebench.core.json_files import write_text
 from scalebench.core.result import result_schema
 from scalebench.report.flag_text import format_flag, read_flags

@@ -287,16 +287,10 @@ def find_other_settings(runs: Iterable[tuple[RunIdentity, Mapping[str, Any]]]) -
     return texts
 
 
-def _flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, str]:
+def _flatten(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of a config by their dotted keys, as texts without spaces."""
-    flat: dict[str, str] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{above}{name}.")
-        else:
-            text = str(value).replace(" ", "")
-            flat[f"{above}{name}"] = text.lower() if isinstance(value, bool) else text
-    return flat
+    texts = ((key, str(value).replace(" ", ""), value) for key, value in config_fingerprint.flatten(tree))
+    return {key: text.lower() if isinstance(value, bool) else text for key, text, value in texts}
 
 
 def name_curves(keys: Sequence[Key], columns: Sequence[str] = CURVE_COLUMNS) -> dict[Key, str]:

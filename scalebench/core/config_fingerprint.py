@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -41,6 +41,15 @@ def drop_keys(tree: Mapping[str, Any], left_out: Container[str], above: str = ""
     if not above and (kept.get("script") or {}).get("path") is None:
         kept.pop("script", None)
     return kept
+
+
+def flatten(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a config, or of a YAML file, by dotted key; an empty mapping is one."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def compute_fingerprint(config: Config, gpus: int, device: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalebench.core.machine import gpus, machine
-from scalebench.core.machine.machine import Machine, MachineClass, classify_machine
+from scalebench.core.machine.machine import Machine, classify_machine
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import node_report_path, read_rank_file
 from scalebench.core.spec import RunSpec
@@ -107,19 +107,11 @@ def make_machines_part(reports: NodeReports, ranks: Sequence[RankRecord]) -> Mac
     others = [report.machine for report in reports[1:] if report is not None]
     all_others = others if others and len(others) == len(reports) - 1 else None
     of_node_0 = reports[0].machine if reports and reports[0] is not None else machine.detect_machine()
-    return MachinesPart(of_node_0, all_others, _flags(machines, ranks))
-
-
-def _flags(machines: Sequence[Machine], ranks: Sequence[RankRecord]) -> list[str]:
-    flags = {
-        "unequal_nodes": len({_machine_type(machine) for machine in machines}) > 1,
-        "clocks_differ": clock_sync.clocks_differ(ranks),
-    }
-    return [name for name, is_set in flags.items() if is_set]
-
-
-def _machine_type(machine: Machine) -> str:
-    """Describe the type of a node, without the amounts that a job may get on it: cores, GPUs, memory."""
-    kind: MachineClass = classify_machine(machine)
-    physical = None if machine.cpus_physical is None else float(machine.cpus_physical)
-    return str(dataclasses.replace(kind, cores=physical, gpus=dict.fromkeys(kind.gpus, 1)))
+    # The type of a node, without the amounts that a job may get on it: cores, GPUs, memory.
+    types = set()
+    for each in machines:
+        kind = classify_machine(each)
+        cores = None if each.cpus_physical is None else float(each.cpus_physical)
+        types.add(str(dataclasses.replace(kind, cores=cores, gpus=dict.fromkeys(kind.gpus, 1))))
+    flags = {"unequal_nodes": len(types) > 1, "clocks_differ": clock_sync.clocks_differ(ranks)}
+    return MachinesPart(of_node_0, all_others, [name for name, is_set in flags.items() if is_set])

@@ -24,7 +24,7 @@ from scalebench.core.errors import describe_exception
 from scalebench.core.probe_record import ProbeRecord
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_trace_name
-from scalebench.core.spec import RunSpec
+from scalebench.core.spec import MeasureSpec, RunSpec
 from scalebench.measure.bandwidth import measure_bandwidth
 from scalebench.measure.collectives import ONE_DEVICE, measure_collectives
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, closable_iterator
@@ -160,22 +160,36 @@ class ProbeRunner:
         self.batch: Any = None
 
     def run_step_probes(self, train: Source) -> None:
-        """Run all probes that time a step or a part of one."""
-        is_slow = self.step_s > self.settings.probe_s
+        """Run all probes that time a step or a part of one. Where steps are slow, those of dozens of steps are left
+        out: they would take many minutes."""
+        reasons, is_slow = self.record.reasons, self.step_s > self.settings.probe_s
         with closing(closable_iterator(self.strategy.feed(train))) as batches:
             can_switch = self._try("exposed", self._try_sync_switch)
             if is_slow:
-                self._skip_many_step_probes(next(batches), can_switch)
+                self.batch = next(batches)
+                slow = f"a step takes {self.step_s:.3g} s, longer than measure.probe_s: "
+                slow += "raise that to have its parts measured"
+                without_sync = reasons.get("exposed", slow)
+                reasons |= dict.fromkeys(MANY_STEP_PROBES, slow)
+                reasons |= {"exposed": without_sync, "imbalance": without_sync}
             else:
                 if not self._try("data", partial(self._probe_variants, batches, can_switch)):
-                    self.record.reasons.setdefault("exposed", self.record.reasons["data"])
+                    reasons.setdefault("exposed", reasons["data"])
                 self._try("imbalance", partial(self._probe_imbalance, batches, can_switch))
-        self._probe_isolated_sync()
+        if reasons.get("exposed") in (ONE_DEVICE, NO_SYNC):
+            reasons["isolated"] = reasons["exposed"]
+        elif not self.message_bytes:
+            reasons["isolated"] = str(self.strategy.not_measured("does not know the sizes of its messages"))
+        else:
+            sync = partial(self.strategy.run_isolated_sync, self.message_bytes)
+            self._try("isolated", partial(self._time_repeated, "isolated_sync", sync))
         if not is_slow:
             with self._sync_off(can_switch):
                 if not self._try("forward", self._probe_parts):
-                    self._forget_parts(self.record.reasons["forward"])
-        self._try("copy", self._probe_copy)
+                    # Series that broke off are not equally long on all ranks.
+                    reasons |= dict.fromkeys(PARTS, reasons["forward"])
+                    self.record.forward_s, self.record.backward_s, self.record.optimizer_s = [], [], []
+        self._try("copy", partial(self._time_repeated, "copy", partial(self.strategy.copy_batch, self.batch)))
 
     def run_profile(self, folder: Path) -> None:
         """Profile some steps. `folder` is the run's, for files that are kept."""
@@ -183,18 +197,15 @@ class ProbeRunner:
 
     def run_requested_probes(self) -> None:
         """Run the probes that are off unless the settings request them."""
-        if self.spec.repeat_settings.collectives:
-            self._try("collectives", self._measure_collectives)
-        if self.spec.repeat_settings.bandwidth:
-            self._try("bandwidth", self._measure_bandwidth)
-
-    def _measure_collectives(self) -> None:
         share = replace(self.settings, probe_s=self.settings.probe_s / self.spec.repeats)  # measured in every repeat
-        self.record.collectives, reasons = measure_collectives(self.strategy, share, self.clock, self.report)
-        self.record.reasons |= reasons
+        if self.spec.repeat_settings.collectives:
+            self._try("collectives", partial(self._measure_requested, "collectives", measure_collectives, share))
+        if self.spec.repeat_settings.bandwidth:
+            self._try("bandwidth", partial(self._measure_requested, "bandwidth", measure_bandwidth, self.settings))
 
-    def _measure_bandwidth(self) -> None:
-        self.record.bandwidth, reasons = measure_bandwidth(self.strategy, self.settings, self.clock, self.report)
+    def _measure_requested(self, name: str, measure: Callable[..., Any], settings: MeasureSpec) -> None:
+        measured, reasons = measure(self.strategy, settings, self.clock, self.report)
+        setattr(self.record, name, measured)
         self.record.reasons |= reasons
 
     @contextmanager
@@ -207,13 +218,6 @@ class ProbeRunner:
         finally:
             if can_switch:
                 self.strategy.set_gradient_sync(True)
-
-    def _skip_many_step_probes(self, batch: Any, can_switch: bool) -> None:
-        """Leave out the probes of dozens of steps where steps are slow: they would take many minutes."""
-        self.batch = batch
-        slow = f"a step takes {self.step_s:.3g} s, longer than measure.probe_s: raise that to have its parts measured"
-        reason = self.record.reasons.get("exposed", slow)
-        self.record.reasons |= dict.fromkeys(MANY_STEP_PROBES, slow) | {"exposed": reason, "imbalance": reason}
 
     def _try(self, quantity: str, probe: Callable[[], object]) -> bool:
         """Return whether the probe succeeded; else its reason is in the record."""
@@ -286,29 +290,14 @@ class ProbeRunner:
             seconds.append(self.strategy.local_step(self.batch))
         self.record.local_step_s = [list(of_device) for of_device in zip(*seconds[1:], strict=True)]
 
-    def _probe_isolated_sync(self) -> None:
-        reason = self.record.reasons.get("exposed")
-        if reason in (ONE_DEVICE, NO_SYNC):
-            self.record.reasons["isolated"] = str(reason)
-        elif not self.message_bytes:
-            self.record.reasons["isolated"] = str(self.strategy.not_measured("does not know the sizes of its messages"))
-        else:
-            self._try("isolated", self._time_isolated_sync)
-
-    def _time_isolated_sync(self) -> None:
-        sync = partial(self.strategy.run_isolated_sync, self.message_bytes)
-        self.record.isolated_sync_repeats, self.record.isolated_sync_s = self._time_repeated(sync)
-
-    def _probe_copy(self) -> None:
-        copy = partial(self.strategy.copy_batch, self.batch)
-        self.record.copy_repeats, self.record.copy_s = self._time_repeated(copy)
-
-    def _time_repeated(self, action: Callable[[], None]) -> tuple[int, list[float]]:
-        """Return the calls in each block, and the seconds of each block."""
+    def _time_repeated(self, name: str, action: Callable[[], None]) -> None:
+        """Record the calls in each block of an action by itself, and the seconds of each block."""
         once_s = time_warm_call(self.strategy, action, self.clock)
         repeats = self._block_repeats(once_s)
         blocks = repeats_within(self.settings.probe_s / 2, repeats * once_s, *REPEATED_BLOCK_BOUNDS)
-        return repeats, time_blocks(self.strategy, action, repeats, blocks, self.clock)
+        seconds = time_blocks(self.strategy, action, repeats, blocks, self.clock)
+        setattr(self.record, f"{name}_repeats", repeats)
+        setattr(self.record, f"{name}_s", seconds)
 
     def _block_repeats(self, once_s: float) -> int:
         """Return the repeats in a block of an action that takes `once_s`."""
@@ -330,11 +319,6 @@ class ProbeRunner:
             for part, action in parts:
                 series: list[float] = getattr(self.record, f"{part}_s")
                 series += time_blocks(self.strategy, action, steps, 1, self.clock)
-
-    def _forget_parts(self, reason: str) -> None:
-        """Leave out the parts of a step: series that broke off are not equally long on all ranks."""
-        self.record.reasons |= dict.fromkeys(PARTS, reason)
-        self.record.forward_s, self.record.backward_s, self.record.optimizer_s = [], [], []
 
     def _profile(self, folder: Path) -> None:
         steps = repeats_within(self.settings.probe_s, self.step_s, *PROFILED_STEP_BOUNDS)

@@ -13,16 +13,10 @@ if TYPE_CHECKING:
     from scalebench.testing.model_contract import ModelContract
     from scalebench.testing.strategy_contract import StrategyContract
 
-_MODULES = {
-    "DatasetContract": "dataset_contract",
-    "FaultContract": "fault_contract",
-    "ModelContract": "model_contract",
-    "StrategyContract": "strategy_contract",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Import a contract on first use: worker processes of a test import this package without pytest and Hydra."""
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"scalebench.testing.{_MODULES[name]}"), name)
+    if name in __all__:
+        module = f"scalebench.testing.{name.removesuffix('Contract').lower()}_contract"
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'scalebench.testing' has no attribute '{name}'")

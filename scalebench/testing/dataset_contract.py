@@ -69,14 +69,11 @@ class DatasetContract:
     dataset: ClassVar[str] = ""
     overrides: ClassVar[tuple[str, ...]] = ()
     size: ClassVar[int] = DEFAULT_SIZE  # samples to make
-    has_stable_prefix: ClassVar[bool] = False  # a larger one begins with the samples of a smaller one
 
     @classmethod
     def run_overrides(cls, size: int) -> list[str]:
-        sized = (
-            [] if any(override.startswith("dataset.size=") for override in cls.overrides) else [f"dataset.size={size}"]
-        )
-        return [*dataset_overrides(cls.dataset, [*sized, *cls.overrides]), *DATA_ONLY_OVERRIDES]
+        overrides = [f"dataset.size={size}", *cls.overrides]  # of two values of a key the last one counts
+        return [*dataset_overrides(cls.dataset, overrides), *DATA_ONLY_OVERRIDES]
 
     @classmethod
     def usual_size(cls) -> int:
@@ -145,11 +142,3 @@ class DatasetContract:
         )
         is_equal = np.array_equal(other.inputs, made.inputs)
         assert not is_equal, "dataset.seed changes nothing"
-
-    def test_prefix_is_stable(self, made: MadeSamples, tmp_path: Path) -> None:
-        """A larger data set of the same seed begins with the same samples, if the contract says so."""
-        if not self.has_stable_prefix:
-            pytest.skip("it does not say that a larger one begins with the same samples")
-        larger = make_samples(self.run_overrides(2 * self.size), tmp_path / "larger")
-        np.testing.assert_array_equal(larger.inputs[: self.size], made.inputs)
-        np.testing.assert_array_equal(larger.targets[: self.size], made.targets)

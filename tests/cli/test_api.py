@@ -55,20 +55,12 @@ def test_settings_are_words_of_the_command_line():
         assert api.make_words(values, []) == words
 
 
-def test_a_quoted_text_is_read_as_it_was():
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    texts = ["it's", "a b\\", "\\'", "x,y", "{a: b}", "ünï"]
-    (parsed,) = OverridesParser.create().parse_overrides(api.make_words({"key": texts}, []))
-    value = parsed.value()
-    assert [choice.text for choice in value.list] == texts
-
-
 def test_texts_reach_a_function_as_they_were_passed():
     """Also those that Hydra and OmegaConf read as numbers, as true, as null or as the values of other keys."""
     options = {
         "a": "true", "b": "null", "c": "1_000", "d": "1e3", "e": "12e4567", "f": "01", "g": "${price}", "h": "inf",
-        "list": ["1e3", "x"], "nested": {"deep": ["off", {"x": "1.5"}], "plain": "2024-05-01"},
+        "list": ["1e3", "x", "it's", "a b\\", "\\'", "x,y", "{a: b}", "ünï"],
+        "nested": {"deep": ["off", {"x": "1.5"}], "plain": "2024-05-01"},
         "number": np.float32(0.25), "numbers": [np.int64(3)], "switch": True, "nothing": None,
     }  # fmt: skip
     words = api.make_words({"dataset": [{"options": options}]}, [])

@@ -12,8 +12,7 @@ from scalebench.testing.strategy_worker import UnmappableWeights, map_torch_weig
 
 
 def dataset_contract(dataset, *overrides):
-    attributes = {"dataset": dataset, "overrides": overrides, "has_stable_prefix": True}
-    return type("Stated", (DatasetContract,), attributes)
+    return type("Stated", (DatasetContract,), {"dataset": dataset, "overrides": overrides})
 
 
 def model_contract(model, *overrides):
@@ -61,12 +60,11 @@ FAULTS = {
     "other seed other samples": "    inputs = np.arange(5.0 * size).reshape(size, 5)",
     "numbers": "    inputs[:] = 1",
     "labels": "    labels[:] = 2",
-    "prefix is stable": "    inputs += size",
 }
 
 
 def dataset_verdicts(answers, body):
-    settings = {"dataset": "custom", "overrides": ("dataset.builder=mine:data",), "has_stable_prefix": True}
+    settings = {"dataset": "custom", "overrides": ("dataset.builder=mine:data",)}
     actual = answers("DatasetContract", f"{DATA}{body}\n    return inputs, labels\n", **settings)
     return {question: answer.verdict for question, answer in actual.items()}
 

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from scalebench.analysis.identity import BOUND_FACTS, LEFT_OUT, is_under
+from scalebench.core import config_fingerprint
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import unknown_name_message
 from scalebench.core.result import Result
@@ -72,13 +73,9 @@ def collect_facts(result: Result) -> RunFacts:
     return RunFacts(*({key: format_fact(value) for key, value in each.items()} for each in (identity, other)))
 
 
-def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
     """Return nested mappings with dotted keys; an empty one leaves nothing."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        key = f"{above}{name}"
-        flat |= flatten(value, f"{key}.") if isinstance(value, dict) else {key: canonical_value(value)}
-    return flat
+    return {key: canonical_value(value) for key, value in config_fingerprint.flatten(tree) if value != {}}
 
 
 def canonical_value(value: Any) -> str | int | float | None:

@@ -6,9 +6,9 @@ import argparse
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PLAIN_WIDTH_CHARACTERS = 400  # of a table in a file or a pipe: one line for each row
 FOLDERS_HELP = "folder of a run or a sweep, or a result.json; default: the newest sweep below ./multirun"
 MAX_COUNT = 10_000_000
+T = TypeVar("T")
 
 
 def folders_or_newest(folders: list[str]) -> list[str]:
@@ -39,48 +40,36 @@ def folders_or_newest(folders: list[str]) -> list[str]:
 
 
 def read_names(text: str) -> list[str]:
-    """Read the names in `a, b`, as the type of an option; so are the functions below."""
+    """Read the names in `a, b`, as the type of an option."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def read_count(text: str) -> int:
-    count = text.strip().replace("_", "")
-    if not (count.isascii() and count.isdigit() and 0 < int(count) <= MAX_COUNT):
-        raise argparse.ArgumentTypeError(f"'{text}' should be a whole number from 1 to {MAX_COUNT:,}")
-    return int(count)
+def _make_reader(what: str, is_valid: Callable[[float], bool], form: Callable[[float], T]) -> Callable[[str], T]:
+    """Return the type of an option that should be `what`; 3% is read as 0.03."""
+
+    def read(text: str) -> T:
+        number = text.strip().removesuffix("%")
+        try:
+            value = float(number) / (1 if number == text.strip() else 100)
+        except ValueError:
+            value = math.nan
+        if not is_valid(value):
+            raise argparse.ArgumentTypeError(f"'{text}' should be {what}")
+        return form(value)
+
+    return read
+
+
+read_count = _make_reader(f"a whole number from 1 to {MAX_COUNT:,}", lambda n: 0 < n <= MAX_COUNT and n % 1 == 0, int)
+read_positive = _make_reader("a number above 0", lambda n: 0 < n < math.inf, float)
+read_efficiency = _make_reader("a share above 0 and up to 1, such as 0.8", lambda n: 0 < n <= 1, float)
+read_threshold = _make_reader(
+    "a share of throughput from 0 to below 1, such as 3% or 0.03", lambda n: 0 <= n < 1, float
+)
 
 
 def read_counts(text: str) -> list[int]:
     return [read_count(part) for part in read_names(text)]
-
-
-def read_positive(text: str) -> float:
-    if not 0 < (value := _read_number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' should be a number above 0")
-    return value
-
-
-def read_efficiency(text: str) -> float:
-    if not 0 < (value := _read_number(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' should be a share above 0 and up to 1, such as 0.8")
-    return value
-
-
-def read_threshold(text: str) -> float:
-    """Read `3%`, `3 %` or `0.03` as 0.03."""
-    value = _read_number(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' should be a share of throughput from 0 to below 1, such as 3% or 0.03"
-        )
-    return value
-
-
-def _read_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def compose_overrides(overrides: Sequence[str], *further: str) -> Config:

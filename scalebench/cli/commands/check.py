@@ -10,7 +10,7 @@ import argparse
 import itertools
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,11 +26,10 @@ from scalebench.cli.commands.arguments import (
     make_console,
     read_positive,
 )
+from scalebench.cli.commands.list import list_names
 from scalebench.config.aliases import accept_aliases
-from scalebench.core import config_files
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import registry
 
 if TYPE_CHECKING:
     import pytest
@@ -135,9 +134,7 @@ def read_subject(arguments: list[str], faults: bool = False) -> CheckSubject:
 
 
 def _find_kind(name: str) -> str:
-    strategies = registry.strategy_entries().keys() | config_files.list_options("strategy").keys()
-    choices: dict[str, Collection[str]] = {"strategy": strategies}
-    choices |= {kind: config_files.list_options(kind).keys() for kind in ("model", "dataset")}
+    choices = {kind: list_names(kind) for kind in SUBJECT_KINDS}
     kinds = [kind for kind, names in choices.items() if name in names]
     if not kinds:
         names = {each for of_kind in choices.values() for each in of_kind}
@@ -172,13 +169,12 @@ def list_contracts(subject: CheckSubject) -> list[ContractCase]:
     spec = resolve_overrides([f"strategy={subject.name}", *subject.overrides])
     gpus = spec.gpus if others != subject.overrides else min(2, spec.config.strategy.max_gpus or 2)
     cases = [ContractCase("StrategyContract", {"strategy": subject.name, "gpus": gpus, "overrides": others})]
-    return [*cases, ContractCase("FaultContract", _fault_settings(subject.name, others))] if subject.faults else cases
-
-
-def _fault_settings(name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    spec = resolve_overrides([f"strategy={name}", *overrides, "gpus=2"])
-    measuring = spec.processes - len(spec.services)
-    return {"strategy": name, "overrides": overrides, "measuring": measuring, "rank": 1 if measuring > 1 else 0}
+    if subject.faults:
+        spec = resolve_overrides([f"strategy={subject.name}", *others, "gpus=2"])
+        measuring = spec.processes - len(spec.services)
+        settings = {"strategy": subject.name, "overrides": others, "measuring": measuring}
+        cases.append(ContractCase("FaultContract", {**settings, "rank": 1 if measuring > 1 else 0}))
+    return cases
 
 
 def resolve_overrides(overrides: list[str]) -> RunSpec:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from scalebench.core.json_files import read_record, write_json
 from scalebench.core.machine import gpus
 from scalebench.core.machine.machine import count_usable_cores
 from scalebench.core.process import build_python_command
+from scalebench.report import markdown
 from scalebench.strategies import registry
 from scalebench.testing import gpu_truths as truths
 from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth, try_truths
@@ -129,26 +130,15 @@ def check_losses(
     free_bytes = min((room.free_bytes or 0 for room in gpus.read_gpu_room()), default=0)
     free_bytes = min(free_bytes, psutil.virtual_memory().available)
     at_once = max(1, min(count_usable_cores(), free_bytes // CONTRACT_BYTES))
-    running: list[Future[list[Truth]]] = []
+    runs = {"one_gpu": ["one_gpu"]}
+    for strategy in strategies:
+        limit = config_files.read_strategy_config(strategy)["max_gpus"] or 2
+        runs[f"contract of {strategy}"] = [strategy, f"gpus={min(count, 2, limit)}"]
     with ThreadPoolExecutor(at_once) as pool:
-
-        def begin(name: str, *words: str) -> None:
+        running = []
+        for name, words in runs.items():
             run = partial(run_apart, name, words, folder / words[0], seconds_left)
             running.append(pool.submit(try_truths, (name,), run))
-
-        def begin_contract(name: str, strategy: str) -> list[Truth]:
-            limit = config_files.read_strategy_config(strategy)["max_gpus"] or 2
-            devices = f"gpus={min(count, 2, limit)}"
-            spec = check.resolve_overrides([f"strategy={strategy}", devices])
-            if spec.unsupported is not None:
-                return [Truth(name, NOT_POSSIBLE, spec.unsupported)]
-            begin(name, strategy, devices)
-            return []
-
-        begin("one_gpu", "one_gpu")
-        for strategy in strategies:  # Hydra composes in one thread
-            name = f"contract of {strategy}"
-            yield from try_truths((name,), partial(begin_contract, name, strategy))
         for ended in as_completed(running):
             yield from ended.result()
 
@@ -210,18 +200,12 @@ def write_page(lines: Sequence[Truth], report: str) -> str:
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     head = f"scalebench {__version__}, Python {platform.python_version()}, {now}: {summarize(lines)}."
     cells = [[text.replace("\\", "\\\\").replace("|", "\\|") for text in (line.title, line.answer)] for line in lines]
-    rows = [f"| {title} | {answer} |" for title, answer in cells]
-    parts = [TITLE, head, "\n".join(["| check | result |", "| --- | --- |", *rows]), "## Doctor", fence(report)]
+    table = markdown.make_table(["check", "result"], cells, [False, False])
+    parts = [TITLE, head, table, "## Doctor", markdown.fence(report.strip("\n"), "text")]
     for line in lines:
         if line.verdict == FAIL and line.detail:
-            parts += [f"## Failure: {line.title}", fence(line.detail)]
+            parts += [f"## Failure: {line.title}", markdown.fence(line.detail, "text")]
     return hide_private("\n\n".join(parts) + "\n")
-
-
-def fence(text: str) -> str:
-    """Return text as a block in which Markdown changes nothing."""
-    body = "\n".join(line.rstrip() for line in text.replace("```", "'''").splitlines())
-    return f"```text\n{body.strip(chr(10))}\n```"
 
 
 def hide_private(text: str, names: Mapping[str, str] | None = None) -> str:

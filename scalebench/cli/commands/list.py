@@ -19,6 +19,7 @@ from scalebench.cli.commands.arguments import CommandParser, make_console
 from scalebench.config import support
 from scalebench.core import config_files
 from scalebench.core.config_files import LIST_KINDS
+from scalebench.core.config_fingerprint import flatten
 from scalebench.core.errors import InputError, split_number, unknown_name_message
 from scalebench.core.json_files import build_record
 from scalebench.core.machine import machine
@@ -79,22 +80,15 @@ def main(options: argparse.Namespace) -> int:
     if options.kind is None:
         _print_overview(console)
     elif options.kind not in LIST_KINDS:
-        raise InputError(f"list: {_explain_unknown_kind(options.kind)}")
+        ways = [each for each, group in LIST_KINDS.items() if options.kind == group]  # else it may be a name
+        ways += [f"{each} {options.kind}" for each, group in LIST_KINDS.items() if options.kind in list_names(group)]
+        line = f"no kind '{options.kind}'; write: scalebench list {ways[0]}" if ways else ""
+        raise InputError(f"list: {line or unknown_name_message('kind', options.kind, LIST_KINDS)}")
     elif options.name is None:
         _print_kind(console, options.kind, options.all)
     else:
         _print_entry(console, LIST_KINDS[options.kind], options.name)
     return 0
-
-
-def _explain_unknown_kind(kind: str) -> str:
-    """Return a line for a kind that is none: it may be the name of an entry."""
-    for each, group in LIST_KINDS.items():
-        if kind == group:
-            return f"no kind '{kind}'; write: scalebench list {each}"
-        if kind in list_names(group):
-            return f"no kind '{kind}'; write: scalebench list {each} {kind}"
-    return unknown_name_message("kind", kind, LIST_KINDS)
 
 
 def list_names(group: str) -> list[str]:
@@ -105,22 +99,16 @@ def list_names(group: str) -> list[str]:
 
 def group_names(group: str, names: list[str]) -> dict[str, list[str]]:
     """Return names by the title of their group, in the order of GROUPS; then those of each plugin, and all others."""
-    titles = GROUPS.get(group, {})
-    grouped: dict[str, list[tuple[int, Any, str]]] = {title: [] for title in titles}
-    for name in names:
-        origin = _find_origin(group, name)
-        title, rank = OTHERS, 0
-        if origin != BUILT_IN:
-            title = f"from {origin}"
-        else:
-            for candidate, patterns in titles.items():
-                ranks = [rank for rank, pattern in enumerate(patterns) if fnmatch.fnmatchcase(name, pattern)]
-                if ranks:
-                    title, rank = candidate, ranks[0]
-                    break
-        grouped.setdefault(title, []).append((rank, split_number(name), name))
-    ordered = sorted(grouped.items(), key=lambda item: item[0] in LAST_TITLES)
-    return {title: [name for *_, name in sorted(members)] for title, members in ordered if members}
+    rest = sorted((name for name in names if _find_origin(group, name) == BUILT_IN), key=split_number)
+    grouped: dict[str, list[str]] = {}
+    for title, patterns in GROUPS.get(group, {}).items():
+        grouped[title] = list(dict.fromkeys(name for pattern in patterns for name in fnmatch.filter(rest, pattern)))
+        rest = [name for name in rest if name not in grouped[title]]
+    for name in sorted(names, key=split_number):
+        if (origin := _find_origin(group, name)) != BUILT_IN:
+            grouped.setdefault(f"from {origin}", []).append(name)
+    ordered = sorted((grouped | {OTHERS: rest}).items(), key=lambda item: item[0] in LAST_TITLES)
+    return {title: members for title, members in ordered if members}
 
 
 def _find_origin(group: str, name: str) -> str:
@@ -256,15 +244,6 @@ def list_settings(group: str, file: Path) -> Iterator[tuple[str, str, str]]:
         remark = f"{remark}; at least {at_least[option]}".removeprefix("; ") if option in at_least else remark
         full_key = key.removeprefix("hydra.sweeper.params.") if group == "sweep" else f"{group}.{key}"
         yield full_key, format_value(value), remark
-
-
-def flatten(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a YAML file by dotted key."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def format_value(value: Any) -> str:

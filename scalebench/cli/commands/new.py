@@ -48,6 +48,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if not Path(options.into).is_dir():
+        raise InputError(f"--into={options.into} is not a folder; make it first")
     if options.kind == "hardware":
         from scalebench.cli.commands import new_hardware
 
@@ -59,10 +61,7 @@ def main(options: argparse.Namespace) -> int:
     if options.partition or options.bin or options.cpu:
         raise InputError("--partition, --bin and --cpu are of new hardware; leave them out")
     _check_name(options.name)
-    parent = Path(options.into)
-    if not parent.is_dir():
-        raise InputError(f"--into={options.into} is not a folder; make it first")
-    folder = parent / distribution_name(options.name)
+    folder = Path(options.into, distribution_name(options.name))
     files = _write_distribution(options.name, folder)
     print(f"{folder}: a distribution with the strategy '{options.name}'")
     print("\n".join(f"  {path.relative_to(folder)}" for path in files))
@@ -121,13 +120,11 @@ def _write_distribution(name: str, folder: Path) -> list[Path]:
             raise InputError(f"{folder} is there already; take another name, or --into=FOLDER")
         folder.mkdir()
         try:
-            return [_write_file(folder / path, text) for path, text in render(name).items()]
+            texts = {folder / path: text for path, text in render(name).items()}
+            for path, text in texts.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            return list(texts)
         except BaseException:
             shutil.rmtree(folder)
             raise
-
-
-def _write_file(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path

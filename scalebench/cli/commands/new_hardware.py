@@ -52,10 +52,7 @@ class NodeShape:
 def main(options: argparse.Namespace) -> int:
     """Write FOLDER/hardware/NAME.yaml, and print what it says and what to type next."""
     _check_name(options.name)
-    parent = Path(options.into)
-    if not parent.is_dir():
-        raise InputError(f"--into={options.into} is not a folder; make it first")
-    path = parent / GROUP / f"{options.name}.yaml"
+    path = Path(options.into, GROUP, f"{options.name}.yaml")
     if path.exists():
         raise InputError(f"{path} is there already; take another name, or remove it")
     try:
@@ -68,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
     with refuse_unwritable(path, NO_ROOM):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    _print_next_steps(options.name, path, parent, partition, shape)
+    _print_next_steps(options.name, path, partition, shape)
     return 0
 
 
@@ -147,13 +144,13 @@ def _check_name(name: str) -> None:
         raise InputError(f"hardware '{name}' is there already, in {present}; take another name")
 
 
-def _print_next_steps(name: str, path: Path, parent: Path, partition: Partition, shape: NodeShape) -> None:
+def _print_next_steps(name: str, path: Path, partition: Partition, shape: NodeShape) -> None:
     nodes = "1 node" if shape.nodes == 1 else f"{shape.nodes} nodes"
     size = f"{shape.cores} cores, {format_bytes(shape.memory_bytes)}"
     print(f"{path}: partition {partition.name}, {nodes} with {shape.devices_text}, {size}")
     for note in shape.notes:
         print(f"  {note}")
-    chosen = f"--config-dir {shlex.quote(str(parent))} hardware={name}"
+    chosen = f"--config-dir {shlex.quote(str(path.parents[1]))} hardware={name}"
     print("\nSLURM does not say which account pays, and what the links carry: add it there. Then check, plan and run:")
     print(f"  scalebench doctor {chosen}")
     print(f"  scalebench {chosen} gpus={shape.devices_per_node * min(2, shape.nodes)} dry_run=true")

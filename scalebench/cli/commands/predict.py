@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +58,16 @@ def main(options: argparse.Namespace) -> int:
 
     from scalebench.analysis import load, scaling_curves
     from scalebench.analysis.prediction import predictions
+    from scalebench.core.result import read_result
+    from scalebench.core.run_folder import RESULT_FILE
     from scalebench.report.sections import prediction as section
     from scalebench.sweeps.console import Console
 
-    read = _make_reader()
+    read_path = cache(lambda path: read_result(Path(path) / RESULT_FILE))
+
+    def read(row: Any) -> Result:
+        return read_path(str(row["path"]))
+
     curves = scaling_curves.make_curves(load.survey(folders).pooled)
     measured = [curve for curve in curves if read(curve.rows[0]).spec.get("strategy", {}).get("max_gpus") != 1]
     if not measured:
@@ -111,16 +118,6 @@ def _describe_mixture(curves: Iterable[Curve]) -> str:
         values.setdefault(name, {})[text] = None
     mixed = [f"{name} {', '.join(texts)}" for name, texts in values.items() if len(texts) > 1]
     return f"runs differ ({'; '.join(mixed)}) and are predicted apart: name the folders of one" if mixed else ""
-
-
-def _make_reader() -> Callable[[Any], Result]:
-    from functools import cache
-
-    from scalebench.core.result import read_result
-    from scalebench.core.run_folder import RESULT_FILE
-
-    read_path = cache(lambda path: read_result(Path(path) / RESULT_FILE))
-    return lambda row: read_path(str(row["path"]))
 
 
 def _check(checks: Sequence[Check]) -> int:

@@ -14,6 +14,7 @@ DIE, SENT, RECEIVED = 0, 0, 1
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 13, 15
 NVLINK_SENT, NVLINK_RECEIVED, ALL_LINKS = 138, 139, 2**32 - 1  # KiB of data since the driver was loaded
 POWER_INSTANT, GPU_SCOPE = 186, 0  # mW of the GPU, without the CPU that some modules hold as well
+FIELDS = [(POWER_INSTANT, GPU_SCOPE), (NVLINK_SENT, ALL_LINKS), (NVLINK_RECEIVED, ALL_LINKS)]
 UNSIGNED_INT = 1
 # As nvidia-smi names them under clocks_event_reasons.
 THROTTLE_REASONS = {
@@ -111,41 +112,25 @@ def _query_quick(query: NvmlQuery) -> Iterator[tuple[str, float | None]]:
     yield "sm_clock_mhz", query("nvmlDeviceGetClockInfo", SM_CLOCK)
     yield "mem_clock_mhz", query("nvmlDeviceGetClockInfo", MEM_CLOCK)
     yield "temperature_c", query("nvmlDeviceGetTemperature", DIE)
-    for reason in _query_throttle_reasons(query):
-        yield f"{THROTTLED_PREFIX}{reason}", 1.0
-    instant_mw, *nvlink_kib = _query_fields(
-        query, (POWER_INSTANT, GPU_SCOPE), (NVLINK_SENT, ALL_LINKS), (NVLINK_RECEIVED, ALL_LINKS)
-    )
+    # What limits the clocks now; no row where NVML does not report it. The second name is that in older drivers.
+    for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        if (mask := query(name)) is not None:
+            reasons = [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit] or [NO_REASON]
+            yield from ((f"{THROTTLED_PREFIX}{reason}", 1.0) for reason in reasons)
+            break
+    values = query("nvmlDeviceGetFieldValues", FIELDS) or [None] * len(FIELDS)
+    instant_mw, sent_kib, received_kib = map(_read_field, values)
     # PowerUsage is the mean of a second since Ampere, but for A100. A GPU needs some power: 0 is no reading.
     yield "power_w", _scale(instant_mw or query("nvmlDeviceGetPowerUsage"), 0.001)
-    for quantity, kib in zip(("nvlink_sent_bytes", "nvlink_received_bytes"), nvlink_kib, strict=True):
-        yield quantity, _scale(kib, 1024)
-
-
-def _query_fields(query: NvmlQuery, *fields: tuple[int, int]) -> list[int | None]:
-    """Return the values of fields, which are pairs of id and scope; None for those that NVML refuses."""
-    values = query("nvmlDeviceGetFieldValues", list(fields))
-    if values is None:
-        return [None] * len(fields)
-    return [_read_field(value) for value in values]
+    yield "nvlink_sent_bytes", _scale(sent_kib, 1024)
+    yield "nvlink_received_bytes", _scale(received_kib, 1024)
 
 
 def _read_field(field: Any) -> int | None:
     """Return the value of a field, or None where NVML refuses it. Of a short one the upper half is undefined."""
-    if field.nvmlReturn != 0:
+    if field is None or field.nvmlReturn != 0:
         return None
     return int(field.value.uiVal if field.valueType == UNSIGNED_INT else field.value.ullVal)
-
-
-def _query_throttle_reasons(query: NvmlQuery) -> list[str]:
-    """Return the names of what limits the clocks now; `none` where nothing does, no name where NVML does not report
-    it."""
-    mask = query("nvmlDeviceGetCurrentClocksEventReasons")
-    if mask is None:
-        mask = query("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name in older drivers
-    if mask is None:
-        return []
-    return [name for bit, name in THROTTLE_REASONS.items() if mask & bit] or [NO_REASON]
 
 
 def _scale(value: float | None, factor: float) -> float | None:

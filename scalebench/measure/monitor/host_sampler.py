@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from scalebench.core.machine.cpus import read_cpu_times, read_throttling, usable_cpus
 from scalebench.measure.monitor.time_series import SampleRows
 
@@ -51,8 +53,6 @@ class HostSampler:
                 self._rows.add(time.time(), "cpu", quantity, count)
 
     def _memory(self) -> None:
-        import psutil
-
         at_s, memory = time.time(), psutil.virtual_memory()
         self._rows.add(at_s, "memory", "used_bytes", memory.used)
         self._rows.add(at_s, "memory", "available_bytes", memory.available)
@@ -63,8 +63,6 @@ class HostSampler:
         self._rows.add(at_s, "swap", "out_bytes", swap.sout)
 
     def _network(self) -> None:
-        import psutil
-
         at_s = time.time()
         for name, counted in psutil.net_io_counters(pernic=True, nowrap=False).items():
             if name != LOOPBACK or self._find_rank is None:
@@ -77,8 +75,6 @@ class HostSampler:
             self._rows.add(at_s, f"net:{LOOPBACK}", "received_bytes", int(counters[0]))
 
     def _disk(self) -> None:
-        import psutil
-
         at_s, counted = time.time(), psutil.disk_io_counters(nowrap=False)
         if counted is not None:
             self._rows.add(at_s, "disk", "read_bytes", counted.read_bytes)

@@ -18,10 +18,7 @@ from pathlib import Path
 
 from scalebench.core import exit_with_parent
 from scalebench.core.process import read_process_stat
-from scalebench.core.run_folder import (
-    RUN_ID_VARIABLE,
-    progress_path,
-)
+from scalebench.core.run_folder import RUN_ID_VARIABLE, progress_path
 from scalebench.measure.monitor.time_series import SampleRows
 from scalebench.measure.progress import read_progress
 
@@ -113,13 +110,10 @@ class ProcessSampler:
     def _spent(self, pid: int) -> float:
         """Return the seconds on the cores since the last sample. A process that ended since then adds none: its last
         moments are lost."""
-        stat = read_process_stat(pid)
-        if stat is None:
+        if (stat := read_process_stat(pid)) is None:
             return 0.0
-        now_s = stat.cpu_s
-        before_s = self._last_s.get(pid, 0.0)
-        self._last_s[pid] = now_s
-        return max(0.0, now_s - before_s)
+        before_s, self._last_s[pid] = self._last_s.get(pid, 0.0), stat.cpu_s
+        return max(0.0, stat.cpu_s - before_s)
 
 
 def _launching_programs(agent: int) -> list[int]:

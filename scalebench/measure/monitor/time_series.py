@@ -200,17 +200,11 @@ def read_series(path: Path) -> TimeSeries:
     for name in ("source", "quantity"):
         column = table[name].combine_chunks()
         names.append(column.dictionary.to_pylist())
-        codes.append(_as_numpy(column.indices, np.int32).astype(np.int64))
-    times_s, values = (_as_numpy(table[name].combine_chunks(), np.float64) for name in ("time_s", "value"))
+        codes.append(np.from_dlpack(column.indices).astype(np.int64))  # its own to_numpy would load pandas
+    columns = (np.from_dlpack(table[name].combine_chunks()) for name in ("time_s", "value"))
+    times_s, values = (np.asarray(column, np.float64) for column in columns)
     key = codes[0] * max(1, len(names[1])) + codes[1]
     order = np.lexsort((times_s, key))
     starts = np.flatnonzero(np.diff(key[order], prepend=-1))
     parts = np.split(order, starts[1:]) if len(order) else []
     return TimeSeries({(names[0][codes[0][p[0]]], names[1][codes[1][p[0]]]): (times_s[p], values[p]) for p in parts})
-
-
-def _as_numpy(column: Any, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """Return an Arrow array without nulls as a numpy array: its own to_numpy would load pandas."""
-    import numpy as np
-
-    return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]

@@ -313,23 +313,21 @@ def test_incomplete_progress_files_and_ranks_of_other_hosts_are_not_sampled(tmp_
     assert series.sources("process:") == ["process:0"] and len(series.values("process:0", "cpu_s")) == 1
 
 
-def test_agents_beside_this_one_are_ours(tmp_path, monkeypatch):
-    """mpirun starts one for each rank; a person's shell has started others, which are none of the run."""
-    with running(SLEEP) as agent, running(SLEEP) as beside:
+def test_the_launching_program_and_agents_beside_this_one_are_ours(tmp_path, monkeypatch):
+    """mpirun starts an agent for each rank; a person's shell has started others, which are none of the run."""
+
+    def find_ours(launcher, agent):
+        monkeypatch.delenv(exit_with_parent.LAUNCHER_VARIABLE, raising=False)
+        if launcher is not None:
+            monkeypatch.setenv(exit_with_parent.LAUNCHER_VARIABLE, launcher)
+        processes = ProcessSampler(SampleRows(), tmp_path, agent, [0], with_agents=True)
+        processes.sample()
+        return processes.ours
+
+    with running(CHILD) as starter, running(SLEEP) as beside:
+        (agent,) = (child.pid for child in psutil.Process(starter).children())
+        for launcher, ours in (("another:1", False), (f"{socket.gethostname()}:{beside}", True)):
+            found = find_ours(launcher, agent)
+            assert {starter, agent} <= found and (beside in found) == ours
         for launcher, ours in (("another:1", True), (None, False)):
-            monkeypatch.delenv(exit_with_parent.LAUNCHER_VARIABLE, raising=False)
-            if launcher is not None:
-                monkeypatch.setenv(exit_with_parent.LAUNCHER_VARIABLE, launcher)
-            processes = ProcessSampler(SampleRows(), tmp_path, agent, [0], with_agents=True)
-            processes.sample()
-            assert agent in processes.ours and (beside in processes.ours) == ours
-
-
-def test_the_launching_program_is_ours_if_it_is_on_this_host(tmp_path, monkeypatch):
-    with running(CHILD) as starter, running(SLEEP) as launched:
-        (agent,) = psutil.Process(starter).children()
-        for host, ours in ((socket.gethostname(), True), ("another", False)):
-            monkeypatch.setenv(exit_with_parent.LAUNCHER_VARIABLE, f"{host}:{launched}")
-            processes = ProcessSampler(SampleRows(), tmp_path, agent.pid, [0], with_agents=True)
-            processes.sample()
-            assert (launched in processes.ours) == ours and {starter, agent.pid} <= processes.ours
+            assert (beside in find_ours(launcher, starter)) == ours

@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 from rich import box
 from rich.table import Table
@@ -51,21 +52,40 @@ def main(options: argparse.Namespace) -> int:
         return hardware_check.main(options.overrides, options.config_dir)
     host = machine.detect_machine()
     table = Table(box=box.SIMPLE, show_header=False)
-    sections = (
-        list_machine_rows(host),
-        list_software(host),
-        list_cuda_facts(host),
-        list_launchers(),
-        list_horovod_builds(),
-        list_open_ports(),
-    )
-    for name, text in (row for section in sections for row in section):
-        table.add_row(name, text)
+    for row in list_rows(host):
+        table.add_row(*row)
     console = make_console()
     console.print(table)
     if (links := make_link_table(host)) is not None:
         console.print(links)
     return 0
+
+
+def list_rows(host: Machine) -> Iterator[machine_text.FactRow]:
+    """Yield the facts of this machine, what is installed and what is missing, what starts processes on several
+    machines, and what listens while a run lasts, and for whom."""
+    yield from list_machine_rows(host)
+    container = f", in {host.container}" if host.container is not None else ""
+    yield "system", f"{host.os}, Python {host.python}{container}"
+    yield "packages", ", ".join(f"{name} {version}" for name, version in host.versions.items())
+    trees = map(config_files.read_strategy_config, config_files.list_options("strategy"))
+    useful = {str(package) for tree in trees for package in tree.get("requires") or []} | set(EXTRA_PACKAGES)
+    for name in registry.missing_packages(sorted(useful)):
+        yield "missing", f"{name}: {EXTRA_PACKAGES.get(name) or registry.install_hint(name)}"
+    yield from list_cuda_facts(host)
+    for name, (command, hint) in LAUNCHER_COMMANDS.items():
+        is_present = shutil.which(command) is not None
+        yield name, _read_version(command) if is_present else f"no {command} on the PATH: {hint}"
+    yield from list_horovod_builds()
+    local = "the loopback only, while a run lasts; TensorFlow's servers and MPI have a network of their own"
+    if (problem := private_network.find_kernel_problem()) is not None:
+        local = (
+            f"the loopback only, while a run lasts, but no network of its own is possible here ({problem}): "
+            f"MPI listens on all interfaces, and so do TensorFlow's servers, which need "
+            f"strategy.options.{private_network.OPEN_PORT}=true"
+        )
+    yield "listening", f"runs on this machine: {local}"
+    yield "", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md"
 
 
 def list_machine_rows(host: Machine) -> list[machine_text.FactRow]:
@@ -91,19 +111,6 @@ def make_link_table(host: Machine) -> Table | None:
     for number, cells in enumerate(matrix):
         table.add_row(f"GPU {number}", *cells)
     return table
-
-
-def list_software(host: Machine) -> list[tuple[str, str]]:
-    """List system and packages, and a row for each useful package that is not installed."""
-    container = f", in {host.container}" if host.container is not None else ""
-    rows = [("system", f"{host.os}, Python {host.python}{container}")]
-    rows.append(("packages", ", ".join(f"{name} {version}" for name, version in host.versions.items())))
-    trees = map(config_files.read_strategy_config, config_files.list_options("strategy"))
-    useful = {str(package) for tree in trees for package in tree.get("requires") or []} | set(EXTRA_PACKAGES)
-    missing = registry.missing_packages(sorted(useful))
-    return rows + [
-        ("missing", f"{name}: {EXTRA_PACKAGES.get(name) or registry.install_hint(name)}") for name in missing
-    ]
 
 
 def list_cuda_facts(host: Machine) -> list[tuple[str, str]]:
@@ -133,15 +140,6 @@ def describe_torch_build(host: Machine) -> str:
     return problem or f"{build}; driver {host.driver_version or 'unknown'}, compute capability {cards}"
 
 
-def list_launchers() -> list[tuple[str, str]]:
-    """List the programs that start processes on several machines."""
-    rows = []
-    for name, (command, hint) in LAUNCHER_COMMANDS.items():
-        is_present = shutil.which(command) is not None
-        rows.append((name, _read_version(command) if is_present else f"no {command} on the PATH: {hint}"))
-    return rows
-
-
 def list_horovod_builds() -> list[tuple[str, str]]:
     """List Horovod's build for each installed framework; each takes seconds."""
     if registry.missing_packages(["horovod"]):
@@ -150,22 +148,6 @@ def list_horovod_builds() -> list[tuple[str, str]]:
     return [
         ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name)[0])
         for number, name in enumerate(frameworks)
-    ]
-
-
-def list_open_ports() -> list[tuple[str, str]]:
-    """List what listens while a run lasts, and for whom."""
-    problem = private_network.find_kernel_problem()
-    local = "the loopback only, while a run lasts; TensorFlow's servers and MPI have a network of their own"
-    if problem is not None:
-        local = (
-            f"the loopback only, while a run lasts, but no network of its own is possible here ({problem}): "
-            f"MPI listens on all interfaces, and so do TensorFlow's servers, which need "
-            f"strategy.options.{private_network.OPEN_PORT}=true"
-        )
-    return [
-        ("listening", f"runs on this machine: {local}"),
-        ("", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md"),
     ]
 
 
