@@ -17,7 +17,7 @@ import pytest
 
 from scalebench.core.spec import ModelSpec
 from scalebench.testing.launch import ContractRanks, Refused, Weights, launch_checks
-from scalebench.testing.strategy_worker import GIVEN_WEIGHTS_FILE, CheckPlan
+from scalebench.testing.strategy_worker import START_WEIGHTS_FILE, CheckPlan
 from scalebench.workloads import networks, user_code
 
 # As small as possible: with batch normalization fewer samples turn rounding into steps.
@@ -37,7 +37,7 @@ def build_network_in(
 ) -> ContractRanks:
     """Build a network in one framework, from the `given` weights of PyTorch's if there are any, and train it."""
     if given is not None:
-        np.savez(folder / GIVEN_WEIGHTS_FILE, **given)
+        np.savez(folder / START_WEIGHTS_FILE, **given)
     strategy = {"torch": "bare_torch", "keras": "bare_tensorflow"}[framework]
     try:
         plan = CheckPlan(steps, evaluates=steps > 0)

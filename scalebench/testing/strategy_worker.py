@@ -36,7 +36,7 @@ from scalebench.workloads.source import Source
 EPOCHS = 2
 LOCAL_STEPS = 2
 BROADCAST_VALUE = 42.5
-GIVEN_WEIGHTS_FILE = "given.npz"
+START_WEIGHTS_FILE = "given.npz"
 # A kernel's number of axes -> torch's axes in Keras' order.
 KERAS_KERNEL_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance")
@@ -143,8 +143,8 @@ def examine_strategy(
     checks = RankChecks(record.rank, [replica, replicas], train.steps_per_epoch, train.samples)
     strategy.setup()
     checks.params, checks.has_batch_normalization = strategy.num_params(), has_batch_normalization(strategy)
-    if (folder / GIVEN_WEIGHTS_FILE).exists():
-        _load_weights(strategy, folder / GIVEN_WEIGHTS_FILE, checks)
+    if (folder / START_WEIGHTS_FILE).exists():
+        _load_weights(strategy, folder / START_WEIGHTS_FILE, checks)
     _save_weights(strategy, folder / f"start{record.rank}.npz", checks)
     checks.broadcast = strategy.broadcast(BROADCAST_VALUE if record.rank == 0 else 0.0)
     batches = iter(strategy.feed(train))

@@ -97,8 +97,8 @@ def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple
         actual, same = f"{name}, of another partition{job}", False
     else:
         actual = f"{name}{job}"
-    here = check_value("this host", f"a node of {hardware.slurm.partition or 'the default partition'}", actual, same)
-    results = [here, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
+    place = check_value("this host", f"a node of {hardware.slurm.partition or 'the default partition'}", actual, same)
+    results = [place, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
     return results, make_srun_hint(hardware, arguments) if name is None and nodes else None
 
 
@@ -141,8 +141,8 @@ def check_node(hardware: HardwareSpec, host: Machine, in_job: bool = False) -> l
     cores, wanted = host.cpus_physical or host.cpus, hardware.cpus_per_node
     usable = f", {host.cpus} for this process" if host.cpus < cores else ""
     results.append(check_value("cpus_per_node", wanted, f"{cores} cores{usable}", wanted == cores))
-    memory, here = hardware.memory_bytes, host.memory_bytes
-    results.append(check_value("memory_bytes", format_size(memory), format_size(here), is_near(memory, here)))
+    memory, available = hardware.memory_bytes, host.memory_bytes
+    results.append(check_value("memory_bytes", format_size(memory), format_size(available), is_near(memory, available)))
     if hardware.interface is not None:
         interfaces = sorted(psutil.net_if_addrs())
         is_there = hardware.interface in interfaces

@@ -80,8 +80,8 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> Iterator[
         reason = partition.describe_no_partition(slurm.partition, nodes)
         yield check_value("slurm.partition", slurm.partition or "null", reason, False)
         return
-    asks_for_gpus = hardware.devices == "cuda" and bool(slurm.gres)
-    if asks_for_gpus:
+    wants_gpus = hardware.devices == "cuda" and bool(slurm.gres)
+    if wants_gpus:
         try:
             types = partition.count_gpus_by_type(slurm.gres.replace("{gpus}", "1"))
             kind = next(iter(types), None) or None
@@ -107,7 +107,7 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> Iterator[
     expected = slurm.time_minutes if slurm.time_minutes is not None else f"null: {minutes}, by measure.timeout_s"
     actual = f"limit {limit:.0f} minutes" if limit < math.inf else "no limit"
     yield check_value("slurm.time_minutes", expected, actual, minutes <= limit)
-    if asks_for_gpus:
+    if wants_gpus:
         gpus = hardware.gpus_per_node
         wanted = None if gpus is None else slurm.gres.replace("{gpus}", str(gpus))
         same = min(partition.count_gpus(node.gres, kind) for node in used) == gpus
