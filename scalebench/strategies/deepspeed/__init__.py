@@ -43,6 +43,7 @@ class DeepSpeedZero(GroupStrategy):
     """
 
     stage: ClassVar[int]
+    communicates_in_parts = True
     net: Any
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -97,10 +98,6 @@ class DeepSpeedZero(GroupStrategy):
         self.advance_schedulers()
         return part
 
-    def count_parts(self, batch: TorchBatch) -> int:
-        """Return the same number of parts on all ranks, which all communicate in each."""
-        return self.accumulate if batch.global_samples >= self.accumulate * self.spec.processes else 1
-
     @contextmanager
     def without_sync(self) -> Iterator[None]:
         self.net.set_gradient_accumulation_boundary(False)
@@ -111,10 +108,6 @@ class DeepSpeedZero(GroupStrategy):
 
     set_gradient_sync = never_measured("divides the optimizer among the processes, each of which needs the others")
     partial_step = never_measured("synchronizes in DeepSpeed's engine, within the parts of a step")
-
-    def measure(self, batch: TorchBatch) -> Tensor | None:
-        """Measure; under stage 3 with the weights of one layer gathered at a time, as in training."""
-        return self.net(batch.inputs, batch.targets) if self.is_sharded else super().measure(batch)
 
     def num_params(self) -> int:
         return self._parameter_count if hasattr(self, "_parameter_count") else super().num_params()

@@ -15,7 +15,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks
 from scalebench.strategies.torch.group import TorchGroup
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 CPU = torch.device("cpu")
 ONE_WAY = ("one_way", "latency")
 
@@ -145,8 +145,7 @@ def _build_copy(rank: TransferRank, receiver: int | None, size_bytes: int, stage
     torch.cuda.empty_cache()  # CUDA needs some 0.5 GB for this process on the other GPU, outside of PyTorch's memory
     source, target = _allocate_bytes(size_bytes, rank.device), _allocate_bytes(size_bytes, rank.device_of(receiver))
     if not staged:
-        # On the source's stream, for which `synchronize` waits.
-        return lambda: _discard(target.copy_(source, non_blocking=True))
+        return partial(target.copy_, source, non_blocking=True)  # on the source's stream, for which `synchronize` waits
     host = _allocate_pinned(size_bytes)
 
     def run() -> None:
@@ -166,8 +165,8 @@ def _build_local_copy(rank: TransferRank, kind: str, size_bytes: int) -> Action:
         "host_to_device": (pinned, on_device),
         "device_to_host": (on_device, pinned),
     }[kind]
-    sent, received = source(), target()
-    return lambda: _discard(received.copy_(sent, non_blocking=True))
+    sent = source()
+    return partial(target().copy_, sent, non_blocking=True)
 
 
 def _allocate_bytes(size_bytes: int, device: torch.device) -> Tensor:
@@ -181,7 +180,3 @@ def _allocate_pinned(size_bytes: int) -> Tensor:
 
 def _do_nothing() -> None:
     """Do nothing: a rank without a part waits for the others at the beginning of the next block."""
-
-
-def _discard(result: object) -> None:
-    """Discard a result: an action returns None."""

@@ -66,6 +66,7 @@ class TorchStrategy(Strategy):
     graphs: StepGraphs | None = None  # with train.compile=graphs
     builds_on_host: ClassVar[bool] = False  # true: `wrap` moves the model to its device in parts, and builds optimizer
     is_sharded: ClassVar[bool] = False  # in evaluation, too, when all processes compute equally many batches
+    communicates_in_parts: ClassVar[bool] = False  # of a step: all processes have to have equally many
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -233,8 +234,10 @@ class TorchStrategy(Strategy):
         torch.backends.cudnn.benchmark = devices.tunes_convolutions(self.device.type, is_full)
 
     def count_parts(self, batch: TorchBatch) -> int:
-        """Return the number of parts to split a batch into, some of which may be empty."""
-        return self.accumulate
+        """Return the number of parts of a batch, some of which may be empty: one where each part communicates
+        and there are too few samples for all parts of all processes."""
+        is_small = batch.global_samples < self.accumulate * self.shard()[1]
+        return 1 if self.communicates_in_parts and is_small else self.accumulate
 
     def without_sync(self) -> AbstractContextManager[Any]:
         """Return a context for the passes of a part whose gradients are not synchronized yet."""
@@ -249,8 +252,13 @@ class TorchStrategy(Strategy):
         return (mean if weight == 1 else mean * weight), part
 
     def loss_weight(self, batch: TorchBatch) -> float:
-        """Return the factor with which the gradients' average over replicas is that of the global batch's mean."""
-        return optimizer.compute_loss_weight(batch.samples, batch.global_samples, self.shard()[1])
+        """Return the factor for the mean loss of a batch or a part, whose gradients are averaged over the replicas.
+
+        With it the average is the gradient of the mean over the global batch, also for uneven shards:
+        sum over replicas of (samples * replicas / global_samples) * mean / replicas = sum of losses / global_samples.
+        It is exactly 1 where all shards are equal.
+        """
+        return batch.samples * self.shard()[1] / batch.global_samples
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         if self.graphs is not None:
@@ -327,7 +335,9 @@ class TorchStrategy(Strategy):
 
     def measure(self, batch: TorchBatch) -> Tensor | None:
         """Return the means of the metrics over a batch, in evaluation mode; None: another process has them."""
-        return self.model.forward(batch.inputs, batch.targets)  # and no hooks, which wrappers may have put there
+        # The hooks of a sharded model gather its weights, as in training. A wrapper's others have nothing to do here.
+        measured: Tensor = (self.net if self.is_sharded else self.model.forward)(batch.inputs, batch.targets)
+        return measured
 
     def num_params(self) -> int:
         return self.model.count_parameters()

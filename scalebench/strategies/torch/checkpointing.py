@@ -11,7 +11,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -36,14 +36,16 @@ def _recomputation() -> Iterator[None]:
         _thread.recomputing = False
 
 
-def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _recomputation()
-
-
 def run_checkpointed(run: Callable[[Tensor], Tensor], x: Tensor, draws_numbers: bool) -> Tensor:
     """Return run(x), of which only x is kept for the backward pass. `draws_numbers`: `run` has dropout, for which the
     state of the generators is kept."""
-    return checkpoint(run, x, use_reentrant=False, preserve_rng_state=draws_numbers, context_fn=_contexts)
+    return checkpoint(
+        run,
+        x,
+        use_reentrant=False,
+        preserve_rng_state=draws_numbers,
+        context_fn=lambda: (nullcontext(), _recomputation()),
+    )
 
 
 def choose_ends(cuts: Sequence[int], sizes: Sequence[int]) -> list[int]:

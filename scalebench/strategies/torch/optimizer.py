@@ -109,16 +109,6 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:
     torch._foreach_mul_([gradient for gradients in local.values() for gradient in gradients], factor)
 
 
-def compute_loss_weight(samples: int, global_samples: int, replicas: int) -> float:
-    """Return the factor for a shard's mean loss, whose gradients are averaged over the replicas.
-
-    With it the average is the gradient of the mean over the global batch, also for uneven shards:
-    sum over replicas of (samples * replicas / global_samples) * mean / replicas = sum of losses / global_samples.
-    It is exactly 1 where all shards are equal. A shard may come in parts, whose gradients are added up.
-    """
-    return samples * replicas / global_samples
-
-
 def sum_loss_parts(parts: Sequence[LossPart]) -> LossPart:
     """Add up the losses of the parts of a step."""
     if len(parts) == 1:

@@ -153,19 +153,6 @@ def test_parts_of_a_step_add_up_to_it(own_step, kind):
     np.testing.assert_allclose(run_training(adapter, source, 4).losses, train_by_hand(kind, 4), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ddp_gloo", pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)])
-def test_probes_work(own_step, name):
-    adapter, source = own_step(name, "Regression")
-    batch = next(iter(adapter.feed(source)))
-    assert adapter.step(batch).samples == BATCH
-    adapter.set_gradient_sync(False)
-    for part in ("forward", "backward", "optimizer"):
-        adapter.partial_step(batch, part)
-    adapter.set_gradient_sync(True)
-    assert adapter.message_sizes() == [4 * adapter.num_params()]
-    assert adapter.backend_used() == "gloo" and adapter.profile(1, None).steps == 1
-
-
 @pytest.mark.parametrize(
     ("steps", "options", "factor"),
     [

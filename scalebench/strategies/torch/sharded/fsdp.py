@@ -18,7 +18,6 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported, create_on_all_ranks, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
-from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import all_gather, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
@@ -29,11 +28,6 @@ from scalebench.workloads.source import Source
 
 # Their kernels take weights of float32 alone, whatever autocast makes of their inputs.
 FLOAT32_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.RNNBase, BatchNorm, Lstm)
-
-
-def list_layers(model: NetworkModule) -> list[nn.Module]:
-    """Return the layers of a network that have weights, in forward order."""
-    return [layer for layer in model.children() if next(layer.parameters(), None) is not None]
 
 
 def find_blocks(module: nn.Module) -> list[nn.Module]:
@@ -171,7 +165,7 @@ class Fsdp(GroupStrategy):
     """
 
     net: Any
-    builds_on_host = is_sharded = True
+    builds_on_host = is_sharded = communicates_in_parts = True  # each part gathers the weights
     syncs_gradients = True
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
@@ -217,11 +211,6 @@ class Fsdp(GroupStrategy):
         self.optimizer = self.build_optimizer()  # of the shards
         return model
 
-    def count_parts(self, batch: TorchBatch) -> int:
-        """Return the same number of parts on all ranks, since each part gathers the weights: one if there are too few
-        samples for all parts of all ranks."""
-        return self.accumulate if batch.global_samples >= self.accumulate * self.shard()[1] else 1
-
     @contextmanager
     def without_sync(self) -> Iterator[None]:
         """Keep unsharded gradients, as large as the weights, until the last part is synchronized."""
@@ -259,10 +248,6 @@ class Fsdp(GroupStrategy):
                 module.reshard()  # the last unit, which stays gathered until a backward pass
         return metrics
 
-    def measure(self, batch: TorchBatch) -> Tensor:
-        means: Tensor = self.net(batch.inputs, batch.targets)
-        return means
-
     def _choose_precision(self, unit: list[nn.Module]) -> MixedPrecisionPolicy:
         """Return the types of a unit's gathered weights and of its reduced gradients. Autocast, as under every other
         strategy, has the inputs of operations in the type of the weights."""
@@ -277,7 +262,8 @@ class Fsdp(GroupStrategy):
             return [[self.compiled]]
         min_bytes = self.options.unit_mb * 1e6
         if isinstance(self.model.module, NetworkModule):
-            return group_layers(list_layers(self.model.module), min_bytes)
+            layers = [each for each in self.model.module.children() if next(each.parameters(), None) is not None]
+            return group_layers(layers, min_bytes)
         blocks = find_blocks(self.model.module)
         within = {parameter for block in blocks for parameter in block.parameters()}
         rest = [] if within.issuperset(self.model.parameters()) else [[self.compiled]]
