@@ -28,7 +28,7 @@ from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.metrics import measure_outputs
 from scalebench.workloads.network import Array, Network, Node
 from scalebench.workloads.networks import build_network
-from scalebench.workloads.source import Batch, Source, prefetch
+from scalebench.workloads.source import Batch, Source, feed_batches, prefetch
 from scalebench.workloads.weights import initial_weights
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "TransferRecord",
     "Unsupported",
     "build_network",
+    "feed_batches",
     "initial_weights",
     "measure_outputs",
     "prefetch",

@@ -7,11 +7,11 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -309,3 +309,36 @@ def _prefetch(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
             del item  # or one more batch would be alive than the queue holds
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def feed_batches(
+    source: Source,
+    feed: str,
+    prefetch_mode: str,
+    place: Callable[[Batch], T],
+    keep_resident: Callable[[], Callable[[Indices, int], T]],
+) -> Generator[T, None, None]:
+    """Yield the batches of `source`, in its order for any feed, as `place` copies them to devices; closing the
+    generator ends its threads.
+
+    With `dataset.feed` device, `keep_resident` copies the full training set to each device, since every epoch
+    redistributes the samples, and what it returns picks (rows, global samples) there. With `dataset.prefetch` queue, a
+    thread prepares batches in host memory; with device it also copies them, while the current step is running.
+    """
+    if feed == "device":
+        pick = keep_resident()
+        for epoch in count():
+            for update in range(source.steps_per_epoch):
+                yield pick(source.batch_indices(epoch, update) - source.first, source.global_samples(update))
+    if feed == "fixed":
+        yield from repeat(place(next(iter(source))))
+    placed = _place_each(prefetch(source) if prefetch_mode == "queue" else iter(source), place)
+    yield from prefetch(placed) if prefetch_mode == "device" else placed
+
+
+def _place_each(batches: Iterator[Batch], place: Callable[[Batch], T]) -> Generator[T, None, None]:
+    try:
+        yield from map(place, batches)
+    finally:
+        if isinstance(batches, Generator):  # which may have a thread
+            batches.close()

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from scalebench.core.spec import Config
 from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache
-from scalebench.workloads.source import Batch, Source, prefetch
+from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import feed_batches as source_feed
 
 # Inputs and targets of one device; the inputs may be several tensors, where the user's samples are records.
 DevicePart = tuple[Any, tf.Tensor]
@@ -34,22 +35,24 @@ TfBatches = Generator[TfBatch, None, None]
 
 
 def feed_batches(source: Source, devices: Sequence[str], feed: str, prefetch_mode: str) -> TfBatches:
-    """Yield batches on `devices`, in the order of `source` for any feed; closing the generator ends its threads.
+    """Yield batches on `devices`, as workloads.source.feed_batches does. Each device gets a contiguous part of the
+    process's samples; the sizes of parts differ by at most one."""
 
-    `feed` is `dataset.feed`, `prefetch_mode` is `dataset.prefetch`. Each device gets a contiguous part of the process's
-    samples; the sizes of parts differ by at most one.
-    """
-    source = read_with_tensorflow(source)
-    if feed == "device":
-        return _pick_resident(source, devices)
-    if feed == "fixed":
-        return (batch for batch in repeat(place_batch(next(iter(source)), devices)))
-    if prefetch_mode == "none":
-        return _place_each(source, devices)
-    # queue: prepared in host memory. device: the thread also copies them, while the current step is running.
-    return (
-        prefetch(_place_each(source, devices)) if prefetch_mode == "device" else _place_each(prefetch(source), devices)
-    )
+    def keep_resident() -> Callable[[NDArray[np.int64], int], TfBatch]:
+        resident = [copy_to_device(map(np.asarray, source.arrays()), device) for device in devices]
+
+        def pick(rows: NDArray[np.int64], global_samples: int) -> TfBatch:
+            parts = []
+            for device, span, arrays in zip(devices, split_evenly(len(rows), len(devices)), resident, strict=True):
+                with tf.device(device):
+                    gather = partial(tf.gather, indices=tf.identity(rows[span]))
+                    parts.append(tuple(records.map_fields(gather, array) for array in arrays))
+            return TfBatch(tuple(parts), len(rows), tf.constant(global_samples, tf.float32))
+
+        return pick
+
+    ordered = read_with_tensorflow(source)
+    return source_feed(ordered, feed, prefetch_mode, lambda batch: place_batch(batch, devices), keep_resident)
 
 
 def split_evenly(samples: int, devices: int) -> list[slice]:
@@ -67,7 +70,7 @@ def place_batch(batch: Batch, devices: Sequence[str]) -> TfBatch:
     return TfBatch(tuple(parts), batch.samples, tf.constant(batch.global_samples, tf.float32))
 
 
-def copy_to_device(arrays: HostArrays, device: str) -> Any:
+def copy_to_device(arrays: Iterable[Any], device: str) -> Any:
     """Return the arrays as tensors on the device."""
     with tf.device(device):
         return tuple(to_tensors(array) for array in arrays)
@@ -92,35 +95,6 @@ def input_specs(config: Config, samples: int | None) -> Any:
 def copy_to_host(batch: TfBatch) -> list[HostArrays]:
     """Return the parts of a batch as arrays in host memory."""
     return [tuple(records.map_fields(np.array, tensors) for tensors in part) for part in batch.parts]
-
-
-def _place_each(source: Iterable[Batch], devices: Sequence[str]) -> TfBatches:
-    batches = iter(source)
-    try:
-        for batch in batches:
-            yield place_batch(batch, devices)
-    finally:
-        if isinstance(batches, Generator):  # which may have a thread
-            batches.close()
-
-
-def _pick_resident(source: Source, devices: Sequence[str]) -> TfBatches:
-    """Yield batches that are gathered on the devices from the full training set, which is copied there once.
-
-    Every device needs the full set and not only one replica's part, since each epoch redistributes the samples.
-    """
-    resident = []
-    for device in devices:
-        with tf.device(device):
-            resident.append(tuple(to_tensors(np.asarray(array)) for array in source.arrays()))
-    for epoch in count():
-        for update in range(source.steps_per_epoch):
-            rows, parts = source.batch_indices(epoch, update) - source.first, []
-            for device, span, arrays in zip(devices, split_evenly(len(rows), len(devices)), resident, strict=True):
-                with tf.device(device):
-                    gather = partial(tf.gather, indices=tf.identity(rows[span]))
-                    parts.append(tuple(records.map_fields(gather, array) for array in arrays))
-            yield TfBatch(tuple(parts), len(rows), tf.constant(source.global_samples(update), tf.float32))
 
 
 def apply_in_slices(forward: Callable[[Any], tf.Tensor], samples: int, inputs: Any) -> tf.Tensor:

@@ -4,15 +4,14 @@ devices of this process, as `dataset.feed` and `dataset.prefetch` say."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.plugin_api import Batch, Source, prefetch
+from scalebench.plugin_api import Batch, Source, feed_batches
 from scalebench_jax.replica import DevicePart
 
 
@@ -57,14 +56,7 @@ class BatchFeeder:
 
     def batches(self, source: Source, feed: str, prefetch_mode: str) -> Generator[JaxBatch, None, None]:
         """Yield batches in the order of `source` for any feed; closing the generator ends its threads."""
-        if feed == "device":
-            return self._pick_resident(source)
-        if feed == "fixed":
-            return self._repeat_first(source)
-        if prefetch_mode == "none":
-            return self._place_each(source)
-        # queue: prepared in host memory. device: the thread also copies them, while the current step is running.
-        return prefetch(self._place_each(source)) if prefetch_mode == "device" else self._place_prefetched(source)
+        return feed_batches(source, feed, prefetch_mode, self.place, lambda: self._keep_resident(source))
 
     def place(self, batch: Batch) -> JaxBatch:
         """Copy a batch to the devices."""
@@ -94,35 +86,16 @@ class BatchFeeder:
             self._scalars[global_samples] = jax.device_put(np.float32(global_samples), self._replicated)
         return JaxBatch(DevicePart(inputs, targets, self._counts[samples]), samples, self._scalars[global_samples])
 
-    def _place_each(self, source: Source) -> Generator[JaxBatch, None, None]:
-        for batch in source:
-            yield self.place(batch)
-
-    def _place_prefetched(self, source: Source) -> Generator[JaxBatch, None, None]:
-        with closing(prefetch(source)) as ready:
-            for batch in ready:
-                yield self.place(batch)
-
-    def _repeat_first(self, source: Source) -> Generator[JaxBatch, None, None]:
-        batch = self.place(next(iter(source)))
-        while True:
-            yield batch
-
-    def _pick_resident(self, source: Source) -> Generator[JaxBatch, None, None]:
-        """Yield batches that are gathered on the devices from the full training set, of which each has a copy.
-
-        Every device needs the full set and not only one replica's part, since each epoch redistributes the samples.
-        """
+    def _keep_resident(self, source: Source) -> Callable[[NDArray[np.int64], int], JaxBatch]:
         resident = jax.device_put(tuple(np.asarray(array) for array in source.arrays()), self._replicated)
-        pick = jax.jit(lambda arrays, rows: [array[rows] for array in arrays], out_shardings=self._split)
-        epoch = 0
-        while True:
-            for update in range(source.steps_per_epoch):
-                rows = source.batch_indices(epoch, update) - source.first
-                dealt = rows[split_batch(len(rows), self._devices, self._pieces).rows].astype(np.int32)
-                picked = pick(resident, jax.device_put(dealt, self._split))
-                yield self._create_batch(*picked, len(rows), source.global_samples(update))
-            epoch += 1
+        gather = jax.jit(lambda arrays, rows: [array[rows] for array in arrays], out_shardings=self._split)
+
+        def pick(rows: NDArray[np.int64], global_samples: int) -> JaxBatch:
+            dealt = rows[split_batch(len(rows), self._devices, self._pieces).rows].astype(np.int32)
+            picked = gather(resident, jax.device_put(dealt, self._split))
+            return self._create_batch(*picked, len(rows), global_samples)
+
+        return pick
 
 
 def _arrange_rows(array: NDArray[Any], rows: NDArray[np.int64], in_order: bool) -> NDArray[Any]:
