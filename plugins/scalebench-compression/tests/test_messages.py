@@ -1,4 +1,4 @@
-"""What a strategy says of its messages, against what torch's profiler sees Gloo carry."""
+"""What the strategy says of its messages, against what torch's profiler sees Gloo carry."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
+from scalebench.plugin_api import InputError, Unsupported
 from scalebench.strategies.torch import TorchBatch
 from scalebench.strategies.torch.step_module import StepModule
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
 PICTURES = TorchBatch(torch.rand(4, 32, 32, 3), torch.tensor([1, 2, 3, 4]), 4)
 WEIGHTS = 153441  # of the materials CNN
-SEVERAL = ["strategy.options.bucket_cap_mb=0.01"]
+SEVERAL = "strategy.options.bucket_cap_mb=0.01"
 
 
 def carried(action: Callable[[], Any]) -> list[int]:
-    """Elements of each tensor that Gloo carried meanwhile; of an all-gather one rank's part.
+    """Bytes of each tensor that Gloo carried meanwhile: of an all-gather one rank's part, as all are of bytes.
 
     What one exchange makes the next of is sent by whichever thread gets to it: the profiler looks at all of them.
     """
@@ -33,9 +34,9 @@ def carried(action: Callable[[], Any]) -> list[int]:
     return [size for event in sorted(seen, key=lambda one: one.time_range.start) for (size,) in event.input_shapes]
 
 
-def trained(made: Any, name: str, *words: str, batch: TorchBatch = CURVES) -> Any:
-    """Rank 0 after the updates in which buckets and factors are set up."""
-    one = made(name, *words)
+def trained(made: Any, *words: str, batch: TorchBatch = CURVES) -> Any:
+    """Rank 0 after the updates in which buckets are set up."""
+    one = made("ddp_topk", *words)
     one.setup()
     for _ in range(4):
         one.step(batch)
@@ -43,40 +44,20 @@ def trained(made: Any, name: str, *words: str, batch: TorchBatch = CURVES) -> An
 
 
 @pytest.mark.parametrize(
-    ("name", "element_bytes", "words"),
-    [
-        ("ddp_topk", 1, []),
-        ("ddp_topk", 1, [*SEVERAL, "strategy.options.share=0.01"]),
-    ],
+    ("share", "words", "sent_bytes"),
+    [(0.1, [], 8 * 15345), (0.01, [], 8 * 1535), (1, [], 8 * WEIGHTS), (0.01, [SEVERAL], None)],
 )
-def test_messages_are_those_that_travel(made: Any, name: str, element_bytes: int, words: list[str]) -> None:
-    one = trained(made, name, *words)
+def test_messages_are_those_that_travel(made: Any, share: float, words: list[str], sent_bytes: int | None) -> None:
+    one = trained(made, f"strategy.options.share={share}", *words)
     told = one.message_sizes()
-    assert (len(told) > 1) == (words[:1] == SEVERAL)
-    sent = [size * element_bytes for size in carried(lambda: one.step(CURVES)) if size]
-    assert (sent, one.message_sizes()) == (told, told)
-    replayed = [size * element_bytes for size in carried(lambda: one.run_isolated_sync(told))]
-    assert Counter(replayed) == Counter(told)
+    assert (len(told) > 1) == bool(words) and sent_bytes in (None, sum(told))
+    assert (carried(lambda: one.step(CURVES)), one.message_sizes()) == (told, told)
+    assert Counter(carried(lambda: one.run_isolated_sync(told))) == Counter(told)
 
 
-@pytest.mark.parametrize(
-    ("name", "word", "sent_bytes"),
-    [
-        ("ddp_topk", "strategy.options.share=0.1", 8 * 15345),
-        ("ddp_topk", "strategy.options.share=0.01", 8 * 1535),
-        ("ddp_topk", "strategy.options.share=1", 8 * WEIGHTS),
-    ],
-)
-def test_how_much_less(made: Any, name: str, word: str, sent_bytes: int) -> None:
-    one = trained(made, name, word)
-    assert sum(one.message_sizes()) == sent_bytes
-
-
-@pytest.mark.parametrize("name", ["ddp_topk"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_pictures_in_both_layouts(made: Any, name: str, layout: str) -> None:
-    small = "train.batch_per_device=4"
-    one = trained(made, name, "model=cifar10_cnn", f"train.data_format={layout}", small, batch=PICTURES)
+def test_pictures_in_both_layouts(made: Any, layout: str) -> None:
+    one = trained(made, "model=cifar10_cnn", f"train.data_format={layout}", "train.batch_per_device=4", batch=PICTURES)
     before = one.parameters()
     loss = float(one.step(PICTURES).loss_sum)
     assert loss == loss
@@ -96,15 +77,9 @@ class Odd(nn.Module):
         return self.dense(inputs) / self.temperature + 0 * self.dead(inputs).sum()
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("ddp_topk", []),
-        ("ddp_topk", ["strategy.options.share=1e-6"]),
-    ],
-)
-def test_odd_parameters(made: Any, name: str, words: list[str]) -> None:
-    one = made(name, *words)
+@pytest.mark.parametrize("share", [0.1, 1e-6])
+def test_odd_parameters(made: Any, share: float) -> None:
+    one = made("ddp_topk", f"strategy.options.share={share}")
     one.setup()
     one.net = one.wrap(StepModule(Odd(), one.model.loss))
     for _ in range(4):
@@ -113,10 +88,11 @@ def test_odd_parameters(made: Any, name: str, words: list[str]) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in one.net.parameters())
 
 
-@pytest.mark.parametrize("name", ["ddp_topk"])
-def test_nothing_travels_while_the_exchange_is_off(made: Any, name: str) -> None:
-    one = trained(made, name)
+def test_nothing_travels_while_the_exchange_is_off(made: Any) -> None:
+    """And of a step in parts all at once: gradients are added up first, and compressed with the last part."""
+    one = trained(made, "train.accumulate=4")
     told = one.message_sizes()
+    assert sum(told) == 8 * 15345 and carried(lambda: one.step(CURVES)) == told
     one.set_gradient_sync(False)
     assert carried(lambda: one.step(CURVES)) == []
     one.set_gradient_sync(True)
@@ -125,19 +101,28 @@ def test_nothing_travels_while_the_exchange_is_off(made: Any, name: str) -> None
     assert one.message_sizes() == told
 
 
-def test_parts_of_a_batch_travel_once(made: Any) -> None:
-    """Gradients are added up first, and compressed with the last part."""
-    whole = trained(made, "ddp_topk")
-    told = whole.message_sizes()
-    whole.close()
-    parts = trained(made, "ddp_topk", "train.accumulate=4")
-    assert parts.message_sizes() == told
-    assert carried(lambda: parts.step(CURVES)) == told
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["share=0"], "strategy.options.share=0 should be above 0 and at most 1"),
+        (["share=1.01"], "strategy.options.share=1.01 should be above 0 and at most 1"),
+        (["share=nan"], "strategy.options.share=nan should be above 0 and at most 1"),
+    ],
+)
+def test_wrong_values_are_one_line(made: Any, words: list[str], line: str) -> None:
+    with pytest.raises(InputError) as said:
+        made("ddp_topk", *(f"strategy.options.{word}" for word in words))
+    assert line in str(said.value) and "\n" not in str(said.value)
 
 
-@pytest.mark.parametrize("name", ["ddp_topk"])
-def test_who_carried_it(made: Any, name: str) -> None:
-    one = made(name)
+def test_a_scaled_loss_with_and_without_error_feedback(made: Any) -> None:
+    with pytest.raises(Unsupported, match=r"train\.precision=float16 scales each loss differently: take bfloat16"):
+        made("ddp_topk", "train.precision=float16").setup()
+    made("ddp_topk", "train.precision=float16", "strategy.options.error_feedback=false").setup()
+
+
+def test_who_carried_it(made: Any) -> None:
+    one = made("ddp_topk")
     one.setup()
     with pytest.raises(RuntimeError, match="there was no training"):
         one.backend_used()

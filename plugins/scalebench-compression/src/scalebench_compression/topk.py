@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.plugin_api import InputError, RunSpec
+from scalebench.plugin_api import InputError, RunSpec, Unsupported
+from scalebench.strategies.torch import Ddp
 from scalebench_compression import sparse
-from scalebench_compression.compressed import Buffers, CompressedDdp
 
 # As newer PyTorch calls it, which warns of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-GATHERS = ("all_gather", "_all_gather_base", "AllGather")  # as profilers call it
-BACKENDS = {"gloo:": "gloo", "nccl:": "nccl", "ncclDevKernel": "nccl", "ncclKernel": "nccl"}
+ALL_GATHER = re.compile(r"all_?gather", re.IGNORECASE)
+DISTRIBUTION = "scalebench-compression"
 
 
-class DdpTopK(CompressedDdp):
+class DdpTopK(Ddp):
     """DistributedDataParallel with a hook in which each rank sends its largest entries and their indices to all, by one
     all-gather per bucket."""
 
@@ -30,25 +32,39 @@ class DdpTopK(CompressedDdp):
                 f"strategy.options.share={self.options.share:g} should be above 0 and at most 1: "
                 f"it is the part of the gradients that travels"
             )
+        self.residual = sparse.Residual()
+        self._sent_bytes: list[int] = []  # by this rank, for each bucket of the current step
+        self._step_bytes: list[int] = []  # of the last complete step
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of isolated all-gathers, by the number of the message
 
     def setup(self) -> None:
-        if self.options.error_feedback:
-            self.refuse_scaled_loss()
-        self.residual = sparse.Residual()
+        if self.options.error_feedback and self.spec.config.train.precision == "float16":
+            # What a step kept back would have another scale in a later one, and be NaN after an overflow.
+            raise Unsupported(
+                "error feedback adds what a step kept back to a later one, and train.precision=float16 scales "
+                "each loss differently: take bfloat16 or float32, or strategy.options.error_feedback=false"
+            )
         super().setup()
 
+    def register_hook(self, net: DistributedDataParallel) -> None:
+        if not self.options.overlap:
+            return super().register_hook(net)
+        # Without annotations: torch compares them with its own classes, and here they are strings.
+        net.register_comm_hook(None, lambda _, bucket: self.send_bucket(bucket))
+
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        buffer = bucket.buffer()
+        """Compute the mean of the entries that the ranks send, in the bucket's own buffer."""
+        buffer = residual = bucket.buffer()
         if self.options.error_feedback:
             residual = self.residual.of(bucket.index(), bucket.parameters(), buffer)
             residual.add_(buffer)
-        else:
-            residual = buffer
         count, ranks = sparse.sent_count(len(buffer), self.options.share), dist.get_world_size()
         places = sparse.select_largest(residual, count)
         message = sparse.pack(residual, places)
         residual[places] = 0
-        self.message_log.record([len(message)], bucket.is_last())
+        self._sent_bytes.append(len(message))
+        if bucket.is_last():
+            self._step_bytes, self._sent_bytes = self._sent_bytes, []
         gathered = message.new_empty(ranks * len(message))
 
         def add_up(done: Future[list[Tensor]]) -> Tensor:
@@ -59,19 +75,29 @@ class DdpTopK(CompressedDdp):
 
         return _all_gather(gathered, message, async_op=True).get_future().then(add_up)
 
-    def empty_message(self, size_bytes: int) -> Buffers:
-        return tuple(self.zeros(size_bytes * copies, torch.uint8) for copies in (dist.get_world_size(), 1))
+    def message_sizes(self) -> list[int]:
+        return list(self._step_bytes)
 
-    def replay(self, buffers: Buffers) -> dist.Work | None:
-        return _all_gather(*buffers, async_op=True)
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        """Send all messages concurrently, as the hook does."""
+        pending = []
+        for number, size in enumerate(sizes):
+            if number not in self._buffers or len(self._buffers[number][1]) != size:
+                part = torch.zeros(size, dtype=torch.uint8, device=self.device)
+                self._buffers[number] = part.repeat(dist.get_world_size()), part
+            pending.append(_all_gather(*self._buffers[number], async_op=True))
+        for work in pending:
+            work.wait()
 
     def backend_used(self) -> str | None:
-        """Return the backend of the all-gather in profiled steps."""
-        return all_gather_backend(self.observe_steps().names)
+        return self.observe_backend(ALL_GATHER)
 
+    def versions(self) -> dict[str, str]:
+        try:
+            return {**super().versions(), DISTRIBUTION: version(DISTRIBUTION)}
+        except PackageNotFoundError:  # imported from its folder
+            return super().versions()
 
-def all_gather_backend(names: Iterable[str]) -> str | None:
-    """Return the backend whose all-gather is among these event names."""
-    gathers = [name for name in names if any(word in name for word in GATHERS)]
-    backends = {backend for name in gathers for prefix, backend in BACKENDS.items() if name.startswith(prefix)}
-    return "+".join(sorted(backends)) or None
+    def close(self) -> None:
+        self._buffers.clear()
+        super().close()
