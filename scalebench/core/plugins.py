@@ -13,13 +13,13 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from scalebench.core.errors import PluginError, describe_exception
+from scalebench.core.errors import InputError, PluginError, describe_exception
 
 KINDS = ("strategies", "models", "datasets", "configs")
 BUILT_IN = "scalebench"
@@ -85,6 +85,26 @@ def load_object(target: str, label: str) -> Any:
     except BaseException as error:  # also SystemExit, and what pytest.skip raises
         reason = f"{label} cannot be loaded from {target}: {describe_exception(error)}"
         raise PluginError(reason, traceback.format_exc()) from error
+
+
+class UserProblem(Exception):
+    """A reason why what code of the user's makes cannot be used; reported after the name of its function."""
+
+
+@contextlib.contextmanager
+def attribute_errors(
+    label: str, *unchanged: type[Exception], describe: Callable[[BaseException], str] = describe_exception
+) -> Iterator[None]:
+    """Turn errors of code of the user's or of a plugin in the block into a PluginError of one line that begins with
+    `label`. Errors that are InputError or `unchanged` are raised as they are."""
+    try:
+        yield
+    except UserProblem as problem:
+        raise PluginError(f"{label} {problem}", traceback.format_exc()) from problem
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (InputError, *unchanged)):
+            raise
+        raise PluginError(f"{label} fails: {describe(error)}", traceback.format_exc()) from error
 
 
 @contextlib.contextmanager

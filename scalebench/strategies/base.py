@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
-from scalebench.core.errors import InputError, suggest_names, unknown_name_message
+from numpy.typing import NDArray
+
+from scalebench.core.errors import InputError, PluginError, suggest_names, unknown_name_message
 from scalebench.core.probe_record import Profile
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.result import ScriptRecord, StageRecord
@@ -318,6 +322,24 @@ def create_on_all_ranks(
     if sum_over_group([float(not created)])[0]:
         raise NotMeasured(reason)
     return created[0]
+
+
+def refuse_other_weights(
+    arrays: Iterable[NDArray[Any]],
+    label: str,
+    library: str,
+    broadcast: Callable[[float], float],
+    sum_over_group: GroupSum,
+) -> None:
+    """Raise PluginError on all ranks if the weights of any rank differ from rank 0's, by a checksum of 32 bits, which a
+    float64 represents exactly. `label` names the user's function, `library` where it should draw them from."""
+    checksum = functools.reduce(lambda so_far, array: zlib.crc32(array.data, so_far), arrays, 0)
+    (different_ranks,) = sum_over_group([float(broadcast(float(checksum)) != checksum)])
+    if different_ranks:
+        raise PluginError(
+            f"{label} gives other weights on every rank: draw them from {library}, numpy.random or random, which are "
+            "seeded"
+        )
 
 
 def not_measured_if_unsupported(error: Exception, library: str, operation: str) -> NotMeasured:

@@ -80,6 +80,33 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     return function
 
 
+def label_function(model: ModelSpec, key: str) -> str:
+    """Return the beginning of every reason: the key and the function that it names, or a library's network."""
+    return f"model={model.name}" if model.torch in LIBRARIES else f"model.{key}={getattr(model, key)}"
+
+
+def call_builder(model: ModelSpec, key: str, kind: type, made: str, seed: Callable[[], None]) -> Any:
+    """Return what the user's function of that key makes, which should be of this kind, called `made` in messages.
+
+    `seed` is called twice, since a module may make networks when it is imported. Raises PluginError where the function
+    cannot be loaded or called, UserProblem where it is a `kind` itself, and whatever it raises.
+    """
+    seed()
+    function = load_function(str(getattr(model, key)), f"model.{key}")
+    if isinstance(function, kind):
+        raise plugins.UserProblem(f"is {describe_result(function)}: name a function that makes {made}")
+    check_call(function, label_function(model, key), f"makes {made}", f"model.options={model.options}", model.options)
+    seed()
+    return function(**model.options)
+
+
+def describe_result(value: Any) -> str:
+    """Return what a function gives, for a message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def check_call(function: Any, label: str, purpose: str, call: str, options: Mapping[str, Any], *arguments: Any) -> None:
     """Raise PluginError unless the function takes these arguments. `label` names it in the message, `purpose` says what
     it is for, `call` how it is called."""

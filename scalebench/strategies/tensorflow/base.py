@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import LossPart
+from scalebench.strategies.base import LossPart, refuse_other_weights
 from scalebench.strategies.tensorflow import batches, devices, optimizer, profiling, user_model
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 from scalebench.strategies.tensorflow.cluster import WorkerGroup
@@ -64,7 +64,8 @@ class TensorFlowStrategy(TensorFlowProbes):
                 self.optimizer = optimizer.SummingLossScaleOptimizer(self.optimizer)
             self.optimizer.build(self.model.trainable_variables)
         if isinstance(self.model, UserModel) and self.spec.processes > 1 and not self.spec.services:
-            user_model.check_equal_weights(self.model, settings, self.broadcast, self.sum_over_group)
+            label, weights = user_code.label_function(settings.model, "keras"), read_weights(self.model).values()
+            refuse_other_weights(weights, label, "Keras", self.broadcast, self.sum_over_group)
         self._compute_part_loss, self._compute_part_gradients = self.compute_part_loss, self.compute_part_gradients
         if settings.train.compile == "default":  # one replica on one device at a time: XLA ignores device placement
             self._compute_part_loss = tf.function(self.compute_part_loss, jit_compile=True, autograph=False)

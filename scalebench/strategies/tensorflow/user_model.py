@@ -4,18 +4,17 @@ wrapper with the interface that strategies use. Its initial weights are equal on
 from __future__ import annotations
 
 import re
-import traceback
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from scalebench.core.errors import PluginError
-from scalebench.core.spec import Config
-from scalebench.strategies.base import GroupSum, Unsupported
+from scalebench.core.plugins import UserProblem, attribute_errors
+from scalebench.core.spec import Config, ModelSpec
+from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import batches
 from scalebench.strategies.tensorflow.profiling import count_flops
 from scalebench.workloads import records, user_code
@@ -116,12 +115,8 @@ def _is_float(variable: keras.Variable) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
 
 
-class ModelProblem(Exception):
-    """A reason why a user's model cannot be trained; reported after the name of its function."""
-
-
 def check_inputs(inner: keras.Model, config: Config) -> None:
-    """Raise ModelProblem if the model declares inputs other than the samples, which Keras would cast or squeeze."""
+    """Raise UserProblem if the model declares inputs other than the samples, which Keras would cast or squeeze."""
     try:
         inputs = inner.inputs
     except AttributeError:  # a subclassed model declares none before it is built
@@ -131,29 +126,29 @@ def check_inputs(inner: keras.Model, config: Config) -> None:
     if config.dataset.dtype == records.RECORD:
         names, fields = sorted(each.name for each in inputs), records.name_fields(batches.input_specs(config, None))
         if len(names) != len(fields) or not ({*fields} == {*names} or "f0" in fields):
-            raise ModelProblem(
+            raise UserProblem(
                 f"takes inputs called {', '.join(names)}, and the samples of dataset={config.dataset.name} have "
                 f"{', '.join(sorted(fields))}: name each Input as its array"
             )
         return
     if len(inputs) != 1:
-        raise ModelProblem(f"takes {len(inputs)} inputs, and a sample is one array")
+        raise UserProblem(f"takes {len(inputs)} inputs, and a sample is one array")
     batch, *shape = inputs[0].shape
     sample_shape = list(config.model.input_shape)
     if batch is not None:
-        raise ModelProblem(f"takes batches of {batch} only: leave the batch out of its Input")
+        raise UserProblem(f"takes batches of {batch} only: leave the batch out of its Input")
     if len(shape) != len(sample_shape) or any(a not in (None, b) for a, b in zip(shape, sample_shape, strict=True)):
-        raise ModelProblem(
+        raise UserProblem(
             f"takes samples of {tuple(shape)}; those of dataset={config.dataset.name} are {tuple(sample_shape)}"
         )
     if not tf.as_dtype(inputs[0].dtype).is_floating:
-        raise ModelProblem(
+        raise UserProblem(
             f"takes {inputs[0].dtype}, and is given floats (pictures from -1 to 1): leave its Input's dtype out"
         )
 
 
 def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple[list[keras.Variable], float | None]:
-    """Check by a trial pass that a built model can be trained as `config.model` says, else raise ModelProblem.
+    """Check by a trial pass that a built model can be trained as `config.model` says, else raise UserProblem.
 
     The pass over two samples is traced in a graph that is never run, so that no variable is read or changed. Returns
     the variables that a training pass changes (moving statistics and states of random layers), and the FLOPs of
@@ -162,27 +157,27 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
     train, variables = config.train, inner.variables
     for method in OWN_TRAINING:
         if getattr(type(inner), method) is not getattr(keras.Model, method):
-            raise ModelProblem(
+            raise UserProblem(
                 f"overrides {method}, which only Keras' fit and evaluate call: a step here is the model's call with "
                 f"model.loss={config.model.loss} and train.optimizer; leave {method} out"
             )
     for layer in inner._flatten_layers():
         if layer.compute_dtype in ("bfloat16", "float16") and layer.compute_dtype != compute_dtype:
-            raise ModelProblem(
+            raise UserProblem(
                 f"computes in {layer.compute_dtype} in '{layer.path}', by a dtype policy of its own, where "
                 f"train.precision={train.precision} computes in {compute_dtype}: set train.precision="
                 f"{layer.compute_dtype} and no policy"
             )
     if not inner.trainable_variables:
-        raise ModelProblem("has no weights to train")
+        raise UserProblem("has no weights to train")
     for variable in inner.trainable_variables:
         if variable.dtype != "float32":
-            raise ModelProblem(
+            raise UserProblem(
                 f"has '{variable.path}' in {variable.dtype}: what is trained is float32, and train.precision says what "
                 f"it computes in"
             )
         if variable.regularizer is not None:
-            raise ModelProblem(ADDED_LOSS)
+            raise UserProblem(ADDED_LOSS)
     scopes = []
 
     def run(inputs: tf.Tensor) -> Any:
@@ -197,15 +192,15 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
     outputs = tf.function(run, autograph=False).get_concrete_function(samples).structured_outputs
     before, after, losses = scopes[-1]
     if losses:
-        raise ModelProblem(ADDED_LOSS)
+        raise UserProblem(ADDED_LOSS)
     if after.keys() - before.keys():
-        raise ModelProblem(
+        raise UserProblem(
             "draws from a generator of Keras' own: give keras.random a keras.random.SeedGenerator of the layer"
         )
     _check_outputs(outputs, inner, config)
     changed = [variable for variable in variables if after[id(variable)] is not before[id(variable)]]
     if not train.dropout and not all(map(_is_float, changed)):
-        raise ModelProblem(
+        raise UserProblem(
             "draws numbers in training although train.dropout=false, which turns off dropout layers of Keras alone: "
             "make a keras.layers.Dropout of it, or take train.dropout=true"
         )
@@ -214,26 +209,26 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
 
 
 def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
-    """Raise ModelProblem unless the loss can be computed from the outputs and the targets."""
+    """Raise UserProblem unless the loss can be computed from the outputs and the targets."""
     if not isinstance(outputs, tf.Tensor):
-        raise ModelProblem(f"should give one tensor, and gives a {type(outputs).__name__}")
+        raise UserProblem(f"should give one tensor, and gives a {type(outputs).__name__}")
     shape, dataset = tuple(outputs.shape), config.dataset
     result = f"gives outputs of {shape} for {CHECK_SAMPLES} samples"
     if config.model.loss != "cross_entropy":
         target_shape = (CHECK_SAMPLES, *config.model.target_shape)
         if shape != target_shape:
-            raise ModelProblem(f"{result}; the targets of dataset={dataset.name} are {target_shape}")
+            raise UserProblem(f"{result}; the targets of dataset={dataset.name} are {target_shape}")
         return
     positions = tuple(config.model.target_shape)  # several labels of a sample, such as the next tokens
     if shape[:-1] != (CHECK_SAMPLES, *positions) or shape[-1] is None or shape[-1] < (dataset.classes or 2):
         classes = f"{dataset.classes} classes" if dataset.classes else "classes"
-        raise ModelProblem(f"{result}; dataset={dataset.name} has {classes}: give each an output")
+        raise UserProblem(f"{result}; dataset={dataset.name} has {classes}: give each an output")
     try:  # as far as the last operation is known
         last = inner.outputs[0]._keras_history.operation
     except (AttributeError, TypeError, IndexError):
         last = None
     if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
-        raise ModelProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
+        raise UserProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
 
 
 def refuse_unsupported(config: Config) -> None:
@@ -243,8 +238,8 @@ def refuse_unsupported(config: Config) -> None:
         raise Unsupported(f"model={model.name} has no model.keras=MODULE:FUNCTION, which {strategy.name} needs")
     if config.train.data_format == "nchw":
         raise Unsupported(
-            f"train.data_format=nchw lays out networks of scalebench's own; the layers of {function_label(config)} are "
-            f"given channels last, so leave it out"
+            f"train.data_format=nchw lays out networks of scalebench's own; the layers of model.keras={model.keras} "
+            f"are given channels last, so leave it out"
         )
 
 
@@ -257,19 +252,11 @@ def build_user_model(config: Config, compute_dtype: str, rank: int) -> UserModel
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(POLICIES[compute_dtype])
     try:
-        with per_replica_variables(), attribute_errors_to_user(config):
-            # The seed is set twice, since a module may create networks when it is imported.
-            keras.utils.set_random_seed(config.seed % 2**32)
-            function, options = user_code.load_function(str(config.model.keras), "model.keras"), config.model.options
-            if isinstance(function, keras.Layer):
-                raise ModelProblem(f"is a {type(function).__name__}: name a function that makes the network")
-            call = f"model.options={options}"
-            user_code.check_call(function, function_label(config), "makes the network", call, options)
-            keras.utils.set_random_seed(config.seed % 2**32)
-            inner = function(**options)
+        with per_replica_variables(), attribute_errors_to_user(config.model):
+            seed = partial(keras.utils.set_random_seed, config.seed % 2**32)
+            inner = user_code.call_builder(config.model, "keras", keras.Layer, "the network", seed)
             if not isinstance(inner, keras.Model):
-                result = f"the class {inner.__name__}" if isinstance(inner, type) else f"a {type(inner).__name__}"
-                raise ModelProblem(f"gives {result}, and no keras.Model")
+                raise UserProblem(f"gives {user_code.describe_result(inner)}, and no keras.Model")
             check_inputs(inner, config)
             # Build the layers that are not built yet, without computing anything.
             specs = batches.input_specs(config, None)
@@ -287,36 +274,13 @@ def build_user_model(config: Config, compute_dtype: str, rank: int) -> UserModel
     return model
 
 
-def check_equal_weights(
-    model: UserModel, config: Config, broadcast: Callable[[float], float], sum_over_group: GroupSum
-) -> None:
-    """Raise PluginError on all ranks if the weights of any rank differ from rank 0's."""
-    checksum = 0
-    for variable in model.trained:
-        checksum = zlib.crc32(variable.value.numpy().tobytes(), checksum)
-    (different_ranks,) = sum_over_group([float(broadcast(float(checksum)) != checksum)])
-    if different_ranks:
-        raise PluginError(
-            f"{function_label(config)} gives other weights on every rank: draw them from Keras, numpy.random or "
-            f"random, which are seeded"
-        )
-
-
-def function_label(config: Config) -> str:
-    """Return the config key and value that name the user's function in messages."""
-    return f"model.keras={config.model.keras}"
-
-
-@contextmanager
-def attribute_errors_to_user(config: Config) -> Iterator[None]:
+def attribute_errors_to_user(model: ModelSpec) -> AbstractContextManager[None]:
     """Turn errors of the user's code in the block into a PluginError of one line that names the function; errors for
     lack of memory pass unchanged."""
-    try:
-        yield
-    except (PluginError, MemoryError, tf.errors.ResourceExhaustedError):
-        raise
-    except (Exception, SystemExit) as error:
-        text = KERAS_CALL_PREFIX.sub("", ANSI_COLOUR.sub("", str(error))).partition("Arguments received by")[0]
-        reason = " ".join(text.split())[:MAX_MESSAGE_CHARS]
-        failure = "" if isinstance(error, ModelProblem) else f"fails: {type(error).__name__}: "
-        raise PluginError(f"{function_label(config)} {failure}{reason}", traceback.format_exc()) from error
+    label, no_memory = user_code.label_function(model, "keras"), (MemoryError, tf.errors.ResourceExhaustedError)
+    return attribute_errors(label, *no_memory, describe=describe_keras_error)
+
+
+def describe_keras_error(error: BaseException) -> str:
+    text = KERAS_CALL_PREFIX.sub("", ANSI_COLOUR.sub("", str(error))).partition("Arguments received by")[0]
+    return f"{type(error).__name__}: {' '.join(text.split())[:MAX_MESSAGE_CHARS]}"

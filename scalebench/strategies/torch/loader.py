@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scalebench.core.errors import InputError, PluginError, describe_exception
+from scalebench.core import plugins
+from scalebench.core.errors import PluginError
 from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.script import batches
@@ -154,15 +154,9 @@ class UserLoader:
             )
         return inputs
 
-    @contextmanager
-    def _attribute_errors(self) -> Iterator[None]:
+    def _attribute_errors(self) -> AbstractContextManager[None]:
         """Name the user's function in errors of its code, those of a DataLoader's workers included."""
-        try:
-            yield
-        except (InputError, Unsupported, MemoryError):
-            raise
-        except (Exception, SystemExit) as error:
-            raise PluginError(f"{self._label} fails: {describe_exception(error)}", traceback.format_exc()) from error
+        return plugins.attribute_errors(self._label, Unsupported, MemoryError)
 
 
 def _to_tensor(leaf: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from scalebench.core.errors import PluginError, describe_exception
 from scalebench.core.spec import Config, ModelSpec, has_stop
-from scalebench.strategies.base import Unsupported
+from scalebench.strategies.base import Unsupported, refuse_other_weights
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import count_messages
 from scalebench.strategies.torch.profiling import count_flops
@@ -54,17 +53,15 @@ def build_user_module(
     if model.torch is None:
         name = config.strategy.name
         raise Unsupported(f"model={model.name} has no model.torch=MODULE:FUNCTION, which {name} needs")
-    build = user_code.load_function(model.torch, "model.torch")
-    # Every generator from which a function may draw weights without seeding it itself.
-    random.seed(config.seed)
-    np.random.seed(config.seed % 2**32)
-    torch.manual_seed(config.seed)
+
+    def seed() -> None:
+        """Seed every generator from which a function may draw weights without seeding it itself."""
+        random.seed(config.seed)
+        np.random.seed(config.seed % 2**32)
+        torch.manual_seed(config.seed)
+
     with attribute_errors_to_user(model, anywhere=True):
-        if isinstance(build, nn.Module):
-            raise UserProblem(f"is a {type(build).__name__}: name a function that makes the module")
-        call = f"model.options={model.options}"
-        user_code.check_call(build, function_label(model), "makes the module", call, model.options)
-        module, optimizer = build(**model.options), None
+        module, optimizer = user_code.call_builder(model, "torch", nn.Module, "the module", seed), None
         if isinstance(module, tuple) and len(module) == 2 and isinstance(module[0], nn.Module):
             module, optimizer = module
         is_lightning = find_lightning_class(module) is not None
@@ -100,8 +97,7 @@ def build_user_module(
 def _check_module(module: Any) -> None:
     """Raise UserProblem if it is not a module, or if its parameters cannot be trained like those of our networks."""
     if not isinstance(module, nn.Module):
-        returned = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        raise UserProblem(f"gives {'None' if module is None else returned}, and no torch.nn.Module")
+        raise UserProblem(f"gives {user_code.describe_result(module)}, and no torch.nn.Module")
     if isinstance(module, (DistributedDataParallel, DataParallel)):
         raise UserProblem(
             f"gives a {type(module).__name__}: leave wrapping to the strategy, and give the module within"
@@ -151,11 +147,10 @@ def check_user_module(
     model that `is_large` there is no second copy of what is trained.
     """
     device = batch.tensors()[0].device
-    if group is not None and _weights_differ(model, group):
-        raise PluginError(
-            f"{function_label(config.model)} gives other weights on every rank: draw them from torch, numpy.random or "
-            "random, which are seeded"
-        )
+    if group is not None:
+        strided = (each for each in (*model.parameters(), *model.buffers()) if each.layout == torch.strided)
+        arrays = (each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for each in strided)
+        refuse_other_weights(arrays, function_label(config.model), "torch", group.broadcast, group.sum)
     try:
         with _kept_generators(device), attribute_errors_to_user(config.model):
             _check_copy(model, config, autocast, batch, is_large)
@@ -389,14 +384,3 @@ def _read_generators(batch: TorchBatch) -> bytes:
     device = batch.tensors()[0].device
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     return pickle.dumps((random.getstate(), np.random.get_state(), [each.numpy().tobytes() for each in states]))
-
-
-def _weights_differ(model: UserModule, group: Any) -> bool:
-    """Return True on all ranks if the weights of any rank differ from rank 0's, by a checksum of 32 bits, which a
-    float64 represents exactly."""
-    checksum = 0
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.layout == torch.strided:
-            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            checksum = zlib.crc32(values.numpy(), checksum)
-    return bool(group.sum([float(group.broadcast(float(checksum)) != checksum)])[0] > 0)

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from scalebench.core.errors import InputError, PluginError, describe_exception
+from scalebench.core.plugins import UserProblem
 from scalebench.core.spec import Config, ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.step_module import StepModule
@@ -65,10 +66,6 @@ HINTS = {
         "train.batch_per_device or dataset.size, or lower train.accumulate"
     ),
 }
-
-
-class UserProblem(Exception):
-    """A reason why a user's module cannot be trained; reported after the name of its function."""
 
 
 @contextmanager
@@ -150,8 +147,7 @@ def attribute_errors_to_wrapping(config: Config) -> Iterator[None]:
 
 
 def function_label(model: ModelSpec) -> str:
-    """Return the beginning of every reason: the key and the function that it names, or a library's network."""
-    return f"model={model.name}" if model.torch in user_code.LIBRARIES else f"model.torch={model.torch}"
+    return user_code.label_function(model, "torch")
 
 
 def unused_parameters_reason(model: ModelSpec, names: Sequence[str], option: str = "find_unused_parameters") -> str:

@@ -7,13 +7,12 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from scalebench.core import exit_with_parent, plugins
-from scalebench.core.errors import InputError, PluginError, describe_exception
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.json_files import format_json, parse_record
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import sample_writer
@@ -54,16 +53,13 @@ def make_samples(call: FunctionCall, folder: Path) -> None:
 @contextlib.contextmanager
 def _blame_function(label: str) -> Iterator[None]:
     """Raise a PluginError for whatever is wrong with the function, unless that raises an InputError by itself."""
-    try:
-        yield
-    except (PluginError, InputError):
-        raise
-    except sample_writer.UnusableSamples as error:
-        raise PluginError(f"{label} returns {error}") from error
-    except MemoryError as error:
-        raise PluginError(f"{label} ran out of memory: lower dataset.size", traceback.format_exc()) from error
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{label} fails: {describe_exception(error)}", traceback.format_exc()) from error
+    with plugins.attribute_errors(label):
+        try:
+            yield
+        except sample_writer.UnusableSamples as error:
+            raise plugins.UserProblem(f"returns {error}") from error
+        except MemoryError as error:
+            raise plugins.UserProblem("ran out of memory: lower dataset.size") from error
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ import importlib
 import inspect
 import json
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from scalebench.core import plugins
-from scalebench.core.errors import InputError, PluginError, describe_exception, unknown_name_message
+from scalebench.core.errors import InputError, PluginError, unknown_name_message
 from scalebench.core.plugins import PluginEntry
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
@@ -134,13 +133,9 @@ def _build_for_plugin(entry: NetworkEntry, network: Network, outputs: int, optio
     outputs. An InputError of the function passes through, since it is the user's mistake.
     """
     function, label = entry.load(), entry.label
-    try:
-        with redirect_stdout(sys.stderr):  # prints of user code are not part of our output
-            function(network, outputs, **options)
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{label} fails: {describe_exception(error)}", traceback.format_exc()) from error
+    # Prints of user code are not part of our output.
+    with plugins.attribute_errors(label), redirect_stdout(sys.stderr):
+        function(network, outputs, **options)
     per_token = (*network.input.shape, outputs) if network.count("embedding") else (outputs,)
     if network.output.shape not in ((outputs,), per_token):
         raise PluginError(

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from scalebench.core.errors import PluginError
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.tensorflow import user_model
 from scalebench.strategies.tensorflow.profiling import count_flops
 from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads import datasets
@@ -233,14 +232,6 @@ def test_weights_come_from_the_seed(strategy, name):
     first, again, other = (strategy(*own(name), *BARE, f"seed={seed}").parameters() for seed in (5, 5, 6))
     assert all(np.array_equal(a, b) for a, b in zip(first.values(), again.values(), strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first.values(), other.values(), strict=True))
-
-
-def test_weights_that_differ_between_ranks(strategy):
-    """Rank 0 has others than this one."""
-    one = strategy(*own("unlike"), *BARE)
-    with pytest.raises(PluginError, match="gives other weights on every rank: draw them from Keras"):
-        user_model.check_equal_weights(one.model, one.spec.config, lambda checksum: checksum + 1, lambda values: values)
-    user_model.check_equal_weights(one.model, one.spec.config, lambda checksum: checksum, lambda values: values)
 
 
 def test_a_model_created_at_import(strategy, source, tmp_path, monkeypatch):

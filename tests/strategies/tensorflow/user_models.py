@@ -1,6 +1,5 @@
 """Models as users write them: valid ones, and one for each possible mistake."""
 
-import os
 import sys
 
 import keras
@@ -82,12 +81,6 @@ def two_outputs():
     taken = keras.Input(CURVE)
     flat = layers.Flatten()(taken)
     return keras.Model(taken, [layers.Dense(2)(flat), layers.Dense(2)(flat)])
-
-
-def unlike():
-    """Other weights in every process."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    return of(layers.Dense(3, kernel_initializer=keras.initializers.RandomNormal(seed=seed)))
 
 
 def numpys():

@@ -13,8 +13,9 @@ from torch import nn
 
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
-from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch import libraries, user_checks
+from scalebench.strategies.base import Unsupported, refuse_other_weights
+from scalebench.strategies.torch import libraries
+from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.user_errors import UserProblem, attribute_errors_to_user, function_label
 from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.source import Source
@@ -377,14 +378,18 @@ def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy, kind):
 
 def test_different_weights_on_ranks_are_refused(strategy, monkeypatch):
     """They are compared to the last bit."""
-    here, sent = user_step(user_modules.seeded()), []
-    ranks = SimpleNamespace(broadcast=lambda value: sent.append(value) or sent[0], sum=lambda values: values)
-    assert [user_checks._weights_differ(here, ranks) for _ in range(2)] == [False, False]
-    with torch.no_grad():
-        here.module.first.weight[3, 1] += 1e-6
-    assert user_checks._weights_differ(here, ranks)
+    sent, arrays = [], [np.ones((2, 3), np.float32), np.zeros(4, np.float32)]
+
+    def compare():
+        refuse_other_weights(arrays, "it", "torch", lambda value: sent.append(value) or sent[0], lambda values: values)
+
+    compare()
+    compare()
+    arrays[0][1, 1] += 1e-6
+    with pytest.raises(PluginError, match=r"^it gives other weights on every rank: draw them from torch"):
+        compare()
     strategy("ddp_gloo", **user_model("Plain")).close()
-    monkeypatch.setattr(user_checks, "_weights_differ", lambda model, ranks: True)
+    monkeypatch.setattr(TorchGroup, "broadcast", lambda self, value: value + 1)
     strategy("bare_torch", **user_model("Plain"))  # a single rank has no others to compare with
     with pytest.raises(PluginError, match="gives other weights on every rank: draw them from torch"):
         strategy("ddp_gloo", **user_model("Plain"))
