@@ -181,8 +181,11 @@ def format_measure() -> str:
 
 
 def format_hardware() -> str:
-    """Return the keys of a machine and of its SLURM, and the names of the machines that there are."""
-    slurm = [[quote(name), comment] for name, comment in _field_comments("scalebench.core.spec", "SlurmSpec")]
+    """Return the keys of a machine and of its scheduler, and the names of the machines that there are."""
+    slurm, pods = (
+        [[quote(name), comment] for name, comment in _field_comments("scalebench.core.spec", f"{kind}Spec")]
+        for kind in ("Slurm", "Kubernetes")
+    )
     paths = sorted((CONF / "hardware").glob("*.yaml"))
     machines = ", ".join(quote(path.stem) for path in paths)
     return "\n\n".join(
@@ -190,6 +193,7 @@ def format_hardware() -> str:
             _format_keys("`hardware.`", "hardware/local.yaml", "`local`"),
             format_table(["`hardware.slurm.`", "means"], [row for row in slurm if row[1]]),
             f"Also: {', '.join(name for name, comment in slurm if not comment)}.",
+            format_table(["`hardware.kubernetes.`", "means"], [row for row in pods if row[1]]),
             f"Machines: {machines}.",
         ]
     )

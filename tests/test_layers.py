@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "core",
-    "workloads slurm",
+    "workloads slurm kubernetes",
     "strategies analysis",
     "measure config",
     "runner report",

@@ -25,6 +25,7 @@ from scalebench.core.spec import (
     StrategySpec,
     check_fields,
 )
+from scalebench.kubernetes.jobset import check_kubernetes_options
 from scalebench.slurm import resources
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
@@ -115,6 +116,7 @@ def check_config(config: Config) -> None:
     check_fields(config)
     validate.check_environment(config.hardware)
     resources.check_slurm_options(config.hardware.slurm)
+    check_kubernetes_options(config.hardware.kubernetes)
     validate.check_contradictions(config)
 
 

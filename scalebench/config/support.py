@@ -9,6 +9,7 @@ from scalebench.config import horovod_build
 from scalebench.config.placement import Placement, find_binding_problem
 from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
+from scalebench.kubernetes.kubectl import has_kubectl
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.strategies import registry
 from scalebench.workloads import user_code
@@ -18,7 +19,7 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
     """List why this run cannot happen here, each reason a clause; empty when it can."""
     strategy, hardware = config.strategy, config.hardware
     nodes = len(placement.devices_per_node)
-    is_remote_plan = config.dry_run and hardware.scheduler == "slurm" and not is_reachable(hardware)
+    is_remote_plan = config.dry_run and hardware.scheduler != "none" and not is_reachable(hardware)
     # The plan for a cluster may be made on any machine, whose devices and packages say nothing of the cluster's.
     machine_reasons = [] if is_remote_plan else _check_machine(hardware, gpus, nodes)
     reasons = [*machine_reasons, *_check_strategy(config, gpus, nodes)]
@@ -31,7 +32,9 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
     # In a container, after the commands of slurm.setup and in another Python, ranks see other packages than this
     # process does.
     slurm = hardware.slurm
-    has_other_packages = is_remote_plan or slurm.container or slurm.setup or slurm.python
+    has_other_packages = (
+        is_remote_plan or hardware.scheduler == "kubernetes" or slurm.container or slurm.setup or slurm.python
+    )
     same_packages = hardware.this_machine or not has_other_packages
     reasons += [
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
@@ -92,6 +95,8 @@ def _check_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
          f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi"),
         (strategy.launcher == "by_hand" and hardware.scheduler != "none",
          f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"),
+        (strategy.launcher == "mpi" and hardware.scheduler == "kubernetes",
+         f"{strategy.name} is started by mpirun, which cannot start processes in pods; use Gloo or torch's NCCL"),
         (config.script.command is not None and nodes > 1,
          f"gpus={gpus} need {nodes} nodes, and script.command starts processes on one: "
          f"use script={config.script.path}, whose processes are started on all of them"),
@@ -166,7 +171,7 @@ def is_reachable(hardware: HardwareSpec) -> bool:
     """Return whether jobs can be submitted to that machine from here, or this process runs in one."""
     if hardware.scheduler == "slurm":
         return in_allocation() or Slurm(hardware.slurm.bin).has("sbatch")
-    return bool(hardware.hosts)
+    return has_kubectl() if hardware.scheduler == "kubernetes" else bool(hardware.hosts)
 
 
 def find_launch_problem(strategy: StrategySpec) -> str | None:
@@ -184,6 +189,7 @@ def _describe_unreachable(hardware: HardwareSpec) -> str:
     local = f"{gpus_here} GPUs" if gpus_here else machine.find_unsupported_gpus() or "no GPU"
     if hardware.scheduler == "slurm":  # which cannot be reached
         local += " and no sbatch" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
+    local += " and no kubectl" if hardware.scheduler == "kubernetes" else ""
     wants = f"{hardware.gpus_per_node} x {model} a node"
     behind = f", behind {hardware.scheduler}" if hardware.scheduler != "none" else ""
     return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {local}; use hardware=local"

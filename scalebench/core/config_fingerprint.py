@@ -24,13 +24,14 @@ LEFT_OUT = frozenset((
     *(f"strategy.{key}" for key in "choices at_least cannot options.open_port".split()),
     # How long a job queues, which account pays, and which ports are used.
     *(f"hardware.{key}" for key in ("max_jobs", "ports")),
+    *(f"hardware.kubernetes.{key}" for key in ("namespace", "queue", "claim")),
     *(f"hardware.slurm.{key}" for key in "account qos reservation time_minutes bin jobs".split()),
 ))  # fmt: skip
 
 
 def drop_keys(tree: Mapping[str, Any], left_out: Container[str], above: str = "") -> dict[str, Any]:
     """Return a config as plain content without some of its dotted keys, and without those that do not matter to it: of
-    a script where there is none, and when to evaluate a training without a stop condition."""
+    a script and of pods where there are none, and when to evaluate a training without a stop condition."""
     kept = {
         name: drop_keys(value, left_out, f"{above}{name}.") if isinstance(value, dict) else value
         for name, value in tree.items()
@@ -38,6 +39,8 @@ def drop_keys(tree: Mapping[str, Any], left_out: Container[str], above: str = ""
     }
     if above == "train." and not any(value is not None for value in (kept.get("stop") or {}).values()):
         return {name: value for name, value in kept.items() if not name.startswith("evaluate_")}
+    if above == "hardware." and kept.get("scheduler") != "kubernetes":
+        kept.pop("kubernetes", None)
     if not above and (kept.get("script") or {}).get("path") is None:
         kept.pop("script", None)
     return kept

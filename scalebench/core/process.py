@@ -29,6 +29,8 @@ ENDING_SIGNALS = (
 # Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
 LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
 USER_FOLDERS = "SCALEBENCH_USER_FOLDERS"  # set for workers: where modules of the user's are besides the current folder
+NODE_AGENT = "scalebench.runner.node_agent"  # the module that is started on each node, and by mpirun for each rank
+KEY_VARIABLE = "SCALEBENCH_AGENT_KEY"  # of agents: the key by which they and their program know each other
 RANK_ADDRESSES = "SCALEBENCH_ADDRESSES"  # set by the launcher for every rank: host:port of all ranks in order
 
 

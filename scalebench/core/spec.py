@@ -166,6 +166,20 @@ class SlurmSpec:
 
 
 @dataclass
+class KubernetesSpec:
+    """Settings of the pods of a JobSet."""
+
+    image: str = "scalebench-torch"  # with scalebench in it, as docker/Dockerfile builds it
+    python: str = "python3"  # of the image
+    namespace: str | None = None  # null: that of the context of kubectl
+    queue: str | None = None  # Kueue's, which admits all pods at once
+    resource: str = "nvidia.com/gpu"  # by which a pod asks for GPUs; amd.com/gpu
+    # Your own jobset.yaml, where pods need more, such as tolerations; null: scalebench/kubernetes/jobset.yaml.
+    template: str | None = None
+    claim: str | None = None  # of a volume for data, logs and traces, which all pods write to; null: each has its own
+
+
+@dataclass
 class HardwareSpec:
     """A machine or a type of cluster node; null means detected on this machine, or without a source."""
 
@@ -189,9 +203,10 @@ class HardwareSpec:
     interface: str | None = None  # network interface between nodes; null: the one that routes there
     ports: str | None = None  # LOW-HIGH, on which ranks on several nodes listen; null: outside the ephemeral ranges
     node_copy: str | None = None  # folder on each node's disk that the data set is copied to; null: no copy
-    scheduler: str = choice_field("none", "slurm")
+    scheduler: str = choice_field("none", "slurm", "kubernetes")
     max_jobs: int | None = number_field(None, at_least=1)  # jobs of a sweep in the queue at a time; null: all
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
+    kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
     links: dict[str, Any] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)

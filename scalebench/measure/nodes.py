@@ -53,7 +53,7 @@ def has_node_reports(spec: RunSpec) -> bool:
     """Return whether the nodes of this run record their facts themselves; otherwise all ranks are on the host of the
     program that launches them, which records its own."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" or bool(hardware.hosts) or spec.config.strategy.launcher == "by_hand"
+    return hardware.scheduler != "none" or bool(hardware.hosts) or spec.config.strategy.launcher == "by_hand"
 
 
 @contextlib.contextmanager

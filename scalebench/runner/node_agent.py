@@ -20,6 +20,7 @@ import socket
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from scalebench.core import exit_with_parent
 from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import parse_record
-from scalebench.core.process import wait_until
+from scalebench.core.process import KEY_VARIABLE, wait_until
 from scalebench.core.run_folder import (
     OUTPUT_FILES,
     RUN_ID_VARIABLE,
@@ -62,6 +63,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 # A scheduler warns ranks with SIGUSR1 or SIGUSR2, which must not end their agent; SIGCHLD also tells of a stopped rank.
 NOTICED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 SIGTERM_GAP_S = 0.5  # between the effect of SIGTERM on a rank and on its agent, where SLURM sends it to both
+RETRY_S = 1.0  # between two tries to connect to a program that is not there yet
 LOOK_INTERVAL_S = 0.1  # between two looks for progress, where the kernel does not report it
 
 
@@ -236,11 +238,9 @@ def find_seat(variables: Mapping[str, str], node: str | None) -> wire.Hello:
 
 def read_key(path: str | None) -> str:
     """Return the key of the run, and remove it from the environment, which ranks inherit."""
-    key = os.environ.pop(wire.KEY_VARIABLE, None)
+    key = os.environ.pop(KEY_VARIABLE, None)
     if path is None and key is None:
-        raise InputError(
-            f"no key: set {wire.KEY_VARIABLE}, or name a file with --key-file, as the waiting program says"
-        )
+        raise InputError(f"no key: set {KEY_VARIABLE}, or name a file with --key-file, as the waiting program says")
     if path is None:
         return str(key)
     try:
@@ -253,6 +253,33 @@ def read_key(path: str | None) -> str:
         raise InputError(
             f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); is its run over?"
         ) from error
+
+
+def await_run(address: str, key: str, hello: wire.Hello) -> tuple[Link, wire.Message]:
+    """Wait for a run, and return its connection and its first message in a child of this process, which itself waits
+    for the next one, since runs take turns. It ends with the program."""
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: os._exit(128 + number)
+    )  # else a container's first process lives
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects the children
+    parent, is_connected = os.getpid(), False
+    while True:
+        try:
+            link = wire.connect(address, key)
+            link.send(hello)
+            is_connected = True
+            order = link.receive(wire.ToAgent)
+        except (InputError, EOFError, OSError):
+            if is_connected:
+                os._exit(0)
+            time.sleep(RETRY_S)  # its pod starts at the same time as this one
+            continue
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
+            return link, order
+        link.leave()
 
 
 def _misplaced(order: wire.Start) -> str | None:
@@ -271,16 +298,23 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("address", help="HOST:PORT of the program that waits for agents, or a path on this machine")
     parser.add_argument("--node", help="the name of this node, as hardware.hosts has it, or of the variable with it")
-    parser.add_argument("--key-file", help=f"a file with the key; without it {wire.KEY_VARIABLE} has the key itself")
+    parser.add_argument("--key-file", help=f"a file with the key; without it {KEY_VARIABLE} has the key itself")
+    parser.add_argument(
+        "--stay", action="store_true", help="wait for the program, and serve run after run until it ends"
+    )
     options = parser.parse_args(arguments)
     if exit_with_parent.LAUNCHER_VARIABLE in os.environ:
         exit_with_parent.tie_to_launcher()
     link = None
     try:
         hello = find_seat(os.environ, options.node)
-        link = wire.connect(options.address, read_key(options.key_file))
-        link.send(hello)
-        order = link.receive(wire.ToAgent)
+        key = read_key(options.key_file)
+        if options.stay:
+            link, order = await_run(options.address, key, hello)
+        else:
+            link = wire.connect(options.address, key)
+            link.send(hello)
+            order = link.receive(wire.ToAgent)
         if not isinstance(order, wire.Start):
             raise InputError(getattr(order, "reason", "the run ended before it began"))
         if options.node is None and (misplaced := _misplaced(order)) is not None:

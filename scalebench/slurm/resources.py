@@ -12,11 +12,10 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
-from scalebench.core.process import build_python_command
+from scalebench.core.process import NODE_AGENT, build_python_command
 from scalebench.core.spec import RunSpec, SlurmSpec
 from scalebench.core.untrusted import clean_line
 
-NODE_AGENT = "scalebench.runner.node_agent"  # the module that srun starts on each node, and mpirun for each rank
 ARBITRARY = "--distribution=arbitrary"  # as the file that SLURM_HOSTFILE names says
 TIME_FACTOR, MIN_LIMIT_S = 1.5, 1800.0  # of the time limit of a job, over the estimate of its runs
 START_ALLOWANCE_S = 120.0  # time of a job besides its run: starting Python on all nodes, and writing the result

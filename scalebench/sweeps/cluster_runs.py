@@ -15,6 +15,7 @@ from scalebench.core.folder_lock import FolderLock, clear_run_folder
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE, RunKey, copy_run
 from scalebench.core.spec import RunSpec
+from scalebench.kubernetes.jobset import is_on_pods
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.slurm.submit import Submission, read_submission, submit_job
 from scalebench.sweeps.console import Console
@@ -42,7 +43,7 @@ def select_submitted(runs: Sequence[SweepRun]) -> list[SweepRun]:
 def is_for_cluster(spec: RunSpec) -> bool:
     """Return whether this run is one for a scheduler, and not within an allocation already."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.this_machine and not in_allocation()
+    return hardware.scheduler != "none" and not hardware.this_machine and not in_allocation()
 
 
 def adopt(submitted: Sequence[SweepRun], planned: Sequence[SweepRun], sweep_dir: Path) -> list[SweepRun]:
@@ -63,9 +64,10 @@ def adopt(submitted: Sequence[SweepRun], planned: Sequence[SweepRun], sweep_dir:
 
 def find_running(specs: Sequence[RunSpec], root: Path) -> dict[Path, RunKey]:
     """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission;
-    none where nothing of `specs` is submitted."""
+    none where nothing of `specs` is submitted to SLURM."""
     from scalebench.runner.jobs import find_running_jobs
 
+    specs = [spec for spec in specs if not is_on_pods(spec)]
     return find_running_jobs(root, Slurm(_find_slurm_bin(specs))) if specs else {}
 
 
@@ -120,6 +122,14 @@ def follow(
                 )
             if run.folder.exists():  # by a program that is no job
                 FolderLock(run.folder, of_ended_job).release()
+    on_pods = [job for job in jobs if is_on_pods(job[0][0].spec)]
+    if on_pods:
+        from scalebench.sweeps import jobset_runs
+
+        yield from jobset_runs.follow(on_pods, console)
+    jobs = [job for job in jobs if job not in on_pods]
+    if not (jobs or adopted):
+        return
     planned = []
     for job in jobs:
         numbers = [run.number for unit in job for run in unit]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,18 @@ from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.slurm import submit
 from scalebench.sweeps.cohort import Cohort, CohortRun
 
+OnResult = Callable[[CohortRun, Result], None]
+
 
 def run_job(folder: str) -> None:
+def run_job_and_exit(folder: str) -> NoReturn:
+    """Perform the runs of a job, and end the process, since submitit would otherwise leave another file of its own."""
+    submit.remove_pickles(Path(folder))
+    run_job(folder)
+    raise SystemExit(0)
+
+
+def run_job(folder: str, on_result: OnResult = lambda run, result: None) -> None:
     """Perform the runs of the job_runs.json in `folder`, and leave their results, also of failures.
 
     SIGTERM, which SLURM sends when a job is cancelled or at its time limit, ends the runs as Ctrl-C does, and so do the
@@ -37,15 +48,15 @@ def run_job(folder: str) -> None:
                 is_first = False
                 if process.cancelled.wait(pause_s):
                     raise KeyboardInterrupt
-                for run in take_turns(runs) if len(runs) > 1 else runs:
-                    run_alone(run)
+                for run in take_turns(runs, on_result) if len(runs) > 1 else runs:
+                    run_alone(run, on_result)
     except KeyboardInterrupt:
         print("scalebench: cancelled", flush=True)
     except (InputError, OSError, ValueError) as error:
         print(f"scalebench: {error}", flush=True)
 
 
-def take_turns(runs: list[CohortRun]) -> list[CohortRun]:
+def take_turns(runs: list[CohortRun], on_result: OnResult) -> list[CohortRun]:
     """Do these runs side by side. Those that have left no result, since there was no room for them beside the others,
     take turns with each other next; return those that have to be done alone."""
     while len(runs) > 1:
@@ -54,6 +65,7 @@ def take_turns(runs: list[CohortRun]) -> list[CohortRun]:
         for number, result in cohort.run():
             done.add(number)
             print_result(result)
+            on_result(next(run for run in runs if run.number == number), result)
         for error in cohort.unwritten:
             print_unwritten(error)
             done |= {run.number for run in runs if run.folder == error.folder}
@@ -69,10 +81,12 @@ def take_turns(runs: list[CohortRun]) -> list[CohortRun]:
     return [replace(run, spec=replace(run.spec, flags=[*run.spec.flags, "not_in_turns"])) for run in runs]
 
 
-def run_alone(run: CohortRun) -> None:
+def run_alone(run: CohortRun, on_result: OnResult) -> None:
     """Do a run; one that cannot be done is described in the job's log, and the others go on."""
     try:
-        print_result(run_spec(run.spec, run.folder))
+        result = run_spec(run.spec, run.folder)
+        print_result(result)
+        on_result(run, result)
     except UnwrittenResult as error:
         print_unwritten(error)
     except (InputError, OSError) as error:

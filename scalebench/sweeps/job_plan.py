@@ -6,14 +6,19 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from scalebench.config.support import is_reachable
 from scalebench.core.untrusted import clean_text
+from scalebench.kubernetes.jobset import is_on_pods
 from scalebench.sweeps.console import Console, format_repeat
 from scalebench.sweeps.estimate import estimate_s
 from scalebench.sweeps.plan import SweepRun
 
 COLUMNS = ("job", "jobs", "runs each", "nodes", "tasks per node", "cores per task", "GPUs per node", "minutes each")
 Job = Sequence[SweepRun]  # its runs
+# The command that submits jobs, and where it is, by scheduler.
+SUBMITTED = {"slurm": ("sbatch", "a login node"), "kubernetes": ("kubectl", "a machine with access to the cluster")}
 
 
 def print_jobs(
@@ -62,8 +67,9 @@ def print_jobs(
     console.print_line(f"{count}{total}; nothing was submitted")
     for hardware in {run.spec.config.hardware.name: run.spec.config.hardware for run in runs}.values():
         if not is_reachable(hardware):  # less was checked
+            command, where = SUBMITTED[hardware.scheduler]
             console.print_line(
-                f"there is no sbatch here: the plan is for a login node of hardware={hardware.name}, whose packages "
+                f"there is no {command} here: the plan is for {where} of hardware={hardware.name}, whose packages "
                 "were not checked"
             )
     if jobs:
@@ -74,6 +80,7 @@ def _print_largest_script(console: Console, jobs: Sequence[Job], folder: Path, s
     """Print the batch script of the largest of these jobs, and for a job of one run the command in it that starts the
     ranks."""
     from scalebench.slurm import resources, submit
+    from scalebench.sweeps.jobset_runs import make_manifest
 
     specs = [[run.spec for run in job] for job in jobs]
     largest = max(range(len(jobs)), key=lambda n: (resources.sweep_geometry(specs[n]).nodes, len(jobs[n]), -n))
@@ -83,6 +90,11 @@ def _print_largest_script(console: Console, jobs: Sequence[Job], folder: Path, s
     if len(jobs) > 1:
         console.print_line("\nThe largest job; the others differ in the numbers above, their name and their folder.")
     what = first.spec.label if len(job) == 1 else f"its {len(job)} runs"
+    if is_on_pods(job[0]):
+        secret = "a Secret of the same name has the agents' key and the specs of the runs"
+        console.print_line(f"\n{what} would be submitted with kubectl; {secret}:\n")
+        console.print_line(OmegaConf.to_yaml(OmegaConf.create(make_manifest(job))))
+        return
     console.print_line(f"\n{what} would be submitted with sbatch:\n")
     console.print_line(submit.render_script(job, job_folder, [estimate_s(spec)[1] for spec in job]))
     if len(job) == 1:

@@ -29,6 +29,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE
+from scalebench.kubernetes.jobset import is_on_pods
 from scalebench.measure.progress import RankProgress
 from scalebench.sweeps import cluster_runs, folders, job_plan, plan
 from scalebench.sweeps.console import Console
@@ -468,7 +469,8 @@ def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
         samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
         user_code = (d.builder, d.code_digest, d.requested_size, str(d.options))
         key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, user_code, samples)
-        has_no_cache = spec.config.script.path is not None or d.loader is not None
+        # In pods the agents make the samples.
+        has_no_cache = is_on_pods(spec) or spec.config.script.path is not None or d.loader is not None
         if not spec.can_start or has_no_cache or key in seen:
             continue
         seen.add(key)

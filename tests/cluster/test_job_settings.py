@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from scalebench.slurm.resources import NODE_AGENT
+from scalebench.core.process import NODE_AGENT
 from tests.builders.launching import NEEDS_MPIRUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

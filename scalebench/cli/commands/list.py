@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "hardware": {
         "this machine": ("local", "cpu"),
-        "SLURM, to adapt": ("slurm", "dgx_h100"),
+        "clusters, to adapt": ("slurm", "kubernetes", "dgx_h100"),
         "the test cluster": ("testcluster",),
         "machines of the studies": ("*",),
     },

@@ -14,6 +14,7 @@ LAUNCHER_MODULES = {
     "local": "scalebench.runner.launchers.local",
     "mpi": "scalebench.runner.launchers.mpi",
     "by_hand": "scalebench.runner.launchers.by_hand",
+    "pods": "scalebench.runner.launchers.pods",  # of a JobSet
     "command": "scalebench.runner.launchers.command",  # of the user's, as script.command
     "slurm": "scalebench.runner.launchers.srun",  # for strategies with either of the first two, on the nodes of a job
 }
@@ -32,10 +33,13 @@ def launch(spec: RunSpec, folder: Path, run_id: str, *options: Any, **more: Any)
 
 def choose_launcher(spec: RunSpec) -> str:
     """Return the name of a run's launcher: on the nodes of a job SLURM starts the ranks, unless mpirun must."""
+    from scalebench.kubernetes.jobset import is_on_pods
     from scalebench.runner.launchers.srun import uses_allocation
 
     if spec.config.script.command is not None:
         return "command"
+    if is_on_pods(spec):
+        return "pods"
     name, slurm = spec.config.strategy.launcher, spec.config.hardware.slurm
     by_step = name == "local" or (name == "mpi" and slurm.mpi != "mpirun")
     return "slurm" if by_step and uses_allocation(spec) else name

@@ -12,7 +12,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,26 @@ from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, LaunchRequest,
 
 LOG_DELAY_S = 2.0  # for the program that started the agents to write why one of them is lost
 MIN_START_LIMIT_S = 60.0  # for a program to start the agents on all nodes
+WAY_OUT = "start there what is printed above"
 OVER_LIMIT_S = 15.0  # for the agents to write the series of their monitors
+
+
+def accept_agents(listener: socket.socket, key: str, serve: Callable[[wire.Hello, Link], object]) -> None:
+    """Accept agents that have the key until the listener is closed, and `serve` each in a thread of its own."""
+
+    def greet(connection: socket.socket) -> None:
+        try:
+            link = Link(connection, key, wire.PROGRAM, wire.AGENT)
+            serve(link.receive(wire.Hello), link)
+        except (OSError, EOFError, ValueError):
+            connection.close()
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=greet, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
 
 
 @dataclass(eq=False)
@@ -79,20 +98,20 @@ class AgentRanks(RankGroup[AgentRank]):
     def __init__(
         self,
         request: LaunchRequest,
-        seats: dict[str, list[int]],
+        names: Sequence[str],
         name: str | None = None,
         log: str | None = None,
         reason: Callable[[Path], str | None] = lambda log: None,
     ) -> None:
-        """`seats` has the ranks of each agent by its name. `name` is that of the program that starts the agents, `log`
+        """`names` has the name of the agent of each rank. `name` is that of the program that starts the agents, `log`
         is its output in the run's folder, from which `reason` reads why it failed; None where a person starts them."""
         super().__init__()
         self._request, self._name, self._reason = request, name, reason
         self.folder = request.folder
         self.log = None if log is None else self.folder / log
-        self.agents = [Agent(name, ranks) for name, ranks in seats.items()]
-        by_rank = {rank: agent for agent in self.agents for rank in agent.ranks}
-        self.members = [AgentRank(by_rank[rank]) for rank in sorted(by_rank)]
+        agents = {name: Agent(name, [rank for rank, own in enumerate(names) if own == name]) for name in names}
+        self.agents = [*agents.values()]
+        self.members = [AgentRank(agents[name]) for name in names]
         self.starter: Child | None = None  # the program
         self.key = secrets.token_hex(32)
         self._listener: socket.socket | None = None
@@ -110,12 +129,19 @@ class AgentRanks(RankGroup[AgentRank]):
                 self._listener, address = wire.listen_in(Path(self._folder.name))
             else:
                 self._listener, address = wire.listen(self._request.spec.config.hardware, hosts)
-        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        accept_agents(self._listener, self.key, self._serve)
         return address
 
-    def gather(self, addresses: list[str], works_in: str | None = None, limit_s: float | None = None) -> None:
+    def gather(
+        self,
+        addresses: list[str],
+        works_in: str | None = None,
+        limit_s: float | None = None,
+        take: Callable[[str], tuple[wire.Hello, Link] | None] = lambda name: None,
+    ) -> None:
         """Wait until all agents are here, and have them start the ranks. It returns early where the program that starts
-        the agents has ended; StartError after so many seconds, or measure.hang_s."""
+        the agents has ended; StartError after so many seconds, or measure.hang_s. `take` returns the agent of a node,
+        where one has come to this program before the run."""
         limit_s = limit_s or max(MIN_START_LIMIT_S, self._request.spec.config.measure.hang_s)
         deadline_s = time.monotonic() + limit_s
         while missing := [agent.name for agent in self.agents if agent.link is None]:
@@ -126,7 +152,9 @@ class AgentRanks(RankGroup[AgentRank]):
             if time.monotonic() > deadline_s and not self._request.spec.config.debug:
                 kind = "rank" if missing[0].isdigit() else "node"
                 what = f"no agent came from {kind} {', '.join(missing)} within {limit_s:g} s"
-                raise StartError(what if self.starter else f"{what}; start there what is printed above")
+                raise StartError(what if self._listener is None or self.starter else f"{what}; {WAY_OUT}")
+            for hello, link in filter(None, map(take, missing)):
+                threading.Thread(target=self._follow, args=(self._seat(hello, link), hello.host), daemon=True).start()
             self._changed.wait(POLL_INTERVAL_S)
             self._changed.clear()
         folder, request = self.folder.absolute(), self._request
@@ -135,28 +163,23 @@ class AgentRanks(RankGroup[AgentRank]):
         for agent in self.agents:
             self._send(agent, wire.Start(*run, works_in, request.run_id, request.module, agent.ranks, addresses))
 
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it was closed
-            while True:
-                connection = listener.accept()[0]
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        """Follow one agent, from its first message to its last."""
+    def _serve(self, hello: wire.Hello, link: Link) -> None:
+        """Greet one agent, and follow it to its last message."""
         try:
-            link = Link(connection, self.key, wire.PROGRAM, wire.AGENT)
-            hello = link.receive(wire.Hello)
             with self._seating:
                 agent = self._seat(hello, link)
-        except (OSError, EOFError, ValueError) as error:
-            if isinstance(error, InputError):
-                link.send(wire.Refuse(str(error)))
-            connection.close()
+        except InputError as error:
+            link.send(wire.Refuse(str(error)))
+            link.close()
             return
+        self._follow(agent, hello.host)
+
+    def _follow(self, agent: Agent, host: str) -> None:
+        assert agent.link is not None
         self._changed.set()
         with contextlib.suppress(OSError, EOFError, ValueError):
             while True:
-                self._register(agent, hello.host, link.receive(wire.ToProgram))
+                self._register(agent, host, agent.link.receive(wire.ToProgram))
                 self._changed.set()
         agent.is_lost = not agent.is_over
         self._changed.set()

@@ -7,12 +7,11 @@ import shlex
 import time
 
 from scalebench.config import placement as host_lists
-from scalebench.core.process import build_python_command
+from scalebench.core.process import NODE_AGENT, build_python_command
 from scalebench.core.run_folder import KEY_FILE
 from scalebench.runner.launchers.agents import AgentRanks
 from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.resources import NODE_AGENT
 
 
 def launch(request: LaunchRequest) -> GroupExit:
@@ -20,10 +19,7 @@ def launch(request: LaunchRequest) -> GroupExit:
     measure.timeout_s; the limits of the run count from when all are there."""
     spec, key_file = request.spec, request.folder.absolute() / KEY_FILE
     hosts = host_lists.list_hostnames(spec.config.hardware.hosts, spec.places)
-    seats: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        seats.setdefault(host, []).append(rank)
-    group = AgentRanks(request, seats)
+    group = AgentRanks(request, hosts)
     limit_s = spec.config.measure.timeout_s
     try:
         address = group.listen(hosts)
@@ -31,7 +27,7 @@ def launch(request: LaunchRequest) -> GroupExit:
             file.write(group.key)
         command = build_python_command("-m", NODE_AGENT, address, "--key-file", str(key_file), "--node")
         print(f"{spec.label} waits {limit_s:g} s for its agents; start on each host, in {os.getcwd()}:", flush=True)
-        for host in seats:
+        for host in dict.fromkeys(hosts):
             print(f"{host}: {shlex.join([*command, host])}", flush=True)
         addresses = assign_rank_addresses(hosts, request.run_id, spec.config.hardware.ports)
         group.gather(addresses, os.getcwd(), limit_s)

@@ -18,6 +18,8 @@ from scalebench.core.claim import sitecustomize
 from scalebench.core.machine.private_network import private_network
 from scalebench.core.machine.variables import drop_launch_variables
 from scalebench.core.process import (
+    KEY_VARIABLE,
+    NODE_AGENT,
     RANK_ADDRESSES,
     StartError,
     as_start_errors,
@@ -27,7 +29,6 @@ from scalebench.core.process import (
 )
 from scalebench.core.run_folder import COMMAND_LOG, RUN_ID_VARIABLE
 from scalebench.runner.launchers.agents import AgentRanks
-from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import (
     LOOPBACK,
@@ -36,7 +37,6 @@ from scalebench.runner.launchers.rank_environment import (
     list_visible_devices,
 )
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.resources import NODE_AGENT
 from scalebench.strategies.script import arguments
 
 CLAIM_FOLDER = Path(sitecustomize.__file__).parent
@@ -47,8 +47,9 @@ def launch(request: LaunchRequest) -> GroupExit:
     spec, folder = request.spec, request.folder.absolute()
     command = arguments.render_arguments(spec, folder)
     name = command[0]
-    seats = {str(rank): [rank] for rank in range(spec.processes)}
-    group = AgentRanks(request, seats, name, COMMAND_LOG, lambda log: find_failure(name, log))
+    group = AgentRanks(
+        request, [*map(str, range(spec.processes))], name, COMMAND_LOG, lambda log: find_failure(name, log)
+    )
 
     def start() -> None:
         # Beside this Python, where its environment has not been activated.

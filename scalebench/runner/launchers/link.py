@@ -33,7 +33,6 @@ from scalebench.runner.launchers.rank_environment import (
     split_address,
 )
 
-KEY_VARIABLE = "SCALEBENCH_AGENT_KEY"
 MAX_MESSAGE_BYTES = 16 << 20  # the facts of a node with its environment have some 100 KB
 PART_BYTES = 4 << 20  # of a file in one message, where they take a third more
 NONCE_BYTES, PROOF_BYTES = 32, 32
@@ -191,6 +190,10 @@ class Link:
                 return msgspec.json.decode(content, type=kinds)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"not a message: {error}") from error
+
+    def leave(self) -> None:
+        """Close it for this process alone, where another has it, too."""
+        self._socket.close()
 
     def close(self) -> None:
         """Close it; another thread that receives then gets EOFError."""

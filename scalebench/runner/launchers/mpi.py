@@ -18,15 +18,20 @@ from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
 from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem, private_network
 from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES, drop_launch_variables
-from scalebench.core.process import StartError, as_start_errors, build_python_command, defer_signals
+from scalebench.core.process import (
+    KEY_VARIABLE,
+    NODE_AGENT,
+    StartError,
+    as_start_errors,
+    build_python_command,
+    defer_signals,
+)
 from scalebench.core.run_folder import MPIRUN_LOG
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.agents import AgentRanks
-from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, is_this_host
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.resources import NODE_AGENT
 
 IGNORED_WARNING = re.compile(
     r"(\[\S+\] plm:rsh: )?Warning: "
@@ -49,8 +54,7 @@ def launch(request: LaunchRequest) -> GroupExit:
     """
     spec, folder, on_nodes = request.spec, request.folder, srun.uses_allocation(request.spec)
     hardware = spec.config.hardware
-    seats = {str(rank): [rank] for rank in range(spec.processes)}
-    group = AgentRanks(request, seats, "mpirun", MPIRUN_LOG, find_mpirun_failure)
+    group = AgentRanks(request, [*map(str, range(spec.processes))], "mpirun", MPIRUN_LOG, find_mpirun_failure)
 
     def start() -> None:
         path = shutil.which("mpirun")

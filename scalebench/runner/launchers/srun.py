@@ -12,12 +12,11 @@ from pathlib import Path
 
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.core.process import StartError, as_start_errors, defer_signals
+from scalebench.core.process import KEY_VARIABLE, StartError, as_start_errors, defer_signals
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.agents import AgentRanks
-from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
@@ -73,10 +72,9 @@ def launch(request: LaunchRequest) -> GroupExit:
     The output of srun is in srun.log. With `debug`, it goes where the output of this process goes.
     """
     spec, folder, bin = request.spec, request.folder, request.spec.config.hardware.slurm.bin
-    hosts, seats = rank_nodes(spec), dict[str, list[int]]()
-    for rank, host in enumerate(hosts):
-        seats.setdefault(str(rank) if spec.config.strategy.launcher == "mpi" else host, []).append(rank)
-    group = StepRanks(request, seats, "srun", SRUN_LOG, find_srun_failure)
+    hosts = rank_nodes(spec)
+    names = [*map(str, range(spec.processes))] if spec.config.strategy.launcher == "mpi" else hosts
+    group = StepRanks(request, names, "srun", SRUN_LOG, find_srun_failure)
 
     def start() -> None:
         if Slurm(bin).path("srun") is None:

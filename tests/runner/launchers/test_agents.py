@@ -103,7 +103,7 @@ def test_ranks_have_the_environment_of_torchrun_and_nothing_is_left(hands, progr
     monkeypatch.chdir(hands.folder)
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR OMP_NUM_THREADS SCALEBENCH_RUN_ID"
     module = program(
-        f"print(*(os.environ.get(n) for n in '{names} {link.KEY_VARIABLE}'.split()), os.getcwd() == str(folder))"
+        f"print(*(os.environ.get(n) for n in '{names} {process.KEY_VARIABLE}'.split()), os.getcwd() == str(folder))"
     )
     ended = hands.launch(module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0], [], None, None)
@@ -287,9 +287,9 @@ launchers.launch(read_spec(folder), folder, "an id", module=sys.argv[2])
 
 # What an agent says before it starts a rank.
 def refusal(address, *words, key=None, **variables):
-    environment = {**os.environ, link.KEY_VARIABLE: key or "", **variables}
+    environment = {**os.environ, process.KEY_VARIABLE: key or "", **variables}
     if key is None:
-        del environment[link.KEY_VARIABLE]
+        del environment[process.KEY_VARIABLE]
     done = subprocess.run([*AGENT, address, *words], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     return done.stderr.removeprefix("scalebench: ").rstrip()
@@ -297,7 +297,7 @@ def refusal(address, *words, key=None, **variables):
 
 @pytest.fixture
 def group(tmp_path):
-    group = AgentRanks(LaunchRequest(spec_of(), tmp_path, "an id"), {FIRST: [0], SECOND: [1]})
+    group = AgentRanks(LaunchRequest(spec_of(), tmp_path, "an id"), [FIRST, SECOND])
     yield group
     group.end(0.0)
 
@@ -310,7 +310,7 @@ def test_an_agent_that_is_not_wanted_is_refused_in_one_line(group, tmp_path):
     )
     other = f"the program at {address} has another key: that of another run?"
     assert refusal(address, "--node", FIRST, key=secrets.token_hex(32)) == other
-    assert refusal(address, "--node", FIRST).startswith(f"no key: set {link.KEY_VARIABLE}, or name a file")
+    assert refusal(address, "--node", FIRST).startswith(f"no key: set {process.KEY_VARIABLE}, or name a file")
     (tmp_path / "key").write_text(key)
     (tmp_path / "key").chmod(0o640)
     assert refusal(address, "--node", FIRST, "--key-file", str(tmp_path / "key")).endswith(
@@ -407,7 +407,7 @@ def test_an_agent_parks_its_ranks_and_continues_them_with_a_turn(group, program,
     write_spec(spec_of(), tmp_path)
     group._request = LaunchRequest(spec_of(), tmp_path, "an id", module=program(SLEEP))
     address = group.listen([FIRST, SECOND])
-    environment = os.environ | {link.KEY_VARIABLE: group.key}
+    environment = os.environ | {process.KEY_VARIABLE: group.key}
     started = [subprocess.Popen([*AGENT, address, "--node", name], env=environment) for name in (FIRST, SECOND)]
     try:
         group.gather(["127.0.0.1:5000", "127.0.0.1:5001"])

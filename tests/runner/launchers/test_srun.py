@@ -7,12 +7,11 @@ import pytest
 
 from scalebench.config import placement
 from scalebench.core import exit_with_parent, run_folder
-from scalebench.core.process import StartError
+from scalebench.core.process import KEY_VARIABLE, StartError
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import srun
-from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps.cohort import Cohort, CohortRun

@@ -1,0 +1,1 @@
+"""Runs as a JobSet of Kubernetes: its manifest, and kubectl."""

@@ -1,0 +1,54 @@
+"""The command kubectl, with its errors in one line of its own words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+COMMAND_LIMIT_S = 60.0
+MAX_MESSAGE_CHARACTERS = 300
+
+
+class KubectlError(Exception):
+    pass
+
+
+def has_kubectl() -> bool:
+    return shutil.which("kubectl") is not None
+
+
+class Kubectl:
+    """kubectl in one namespace, or in that of the user's context where it is None."""
+
+    def __init__(self, namespace: str | None) -> None:
+        self._command = ["kubectl", *([] if namespace is None else ["--namespace", namespace])]
+
+    def run(self, *words: str, content: str = "") -> str:
+        """Run a command with this input, and return its output; KubectlError."""
+        command = [*self._command, *words]
+        try:
+            done = subprocess.run(command, input=content, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)
+        except (subprocess.TimeoutExpired, OSError) as error:
+            raise KubectlError(f"kubectl {words[0]}: {error}") from None
+        if done.returncode:
+            text = " ".join(done.stderr.split())[:MAX_MESSAGE_CHARACTERS]
+            raise KubectlError(f"kubectl {words[0]}: {text or f'exit status {done.returncode}'}")
+        return done.stdout
+
+    def read(self, *words: str) -> dict[str, Any]:
+        """Return what `kubectl get` reads; KubectlError."""
+        return dict(json.loads(self.run("get", *words, "--output", "json")))
+
+    def follow_log(self, job: str) -> Iterator[str]:
+        """Yield the lines of the log of a job's pod from its beginning on, as they come; none before it runs."""
+        with subprocess.Popen(
+            [*self._command, "logs", "--follow", f"job/{job}"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                yield from (line.rstrip("\n") for line in process.stdout or ())
+            finally:
+                process.kill()

@@ -1,0 +1,73 @@
+"""The program of a JobSet's leader: `python -m scalebench.sweeps.jobset_main FILE PORT` does the runs of that file on
+the pods whose agents connect to it. Each result is a line of its log, which the program that made the JobSet reads."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scalebench.core.json_files import format_json, read_tail
+from scalebench.core.process import KEY_VARIABLE
+from scalebench.core.result import Result
+from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE
+from scalebench.kubernetes.jobset import JOBSET_VARIABLE
+from scalebench.runner.jobs.job import JobRun, JobRuns
+from scalebench.runner.launchers import pods
+from scalebench.sweeps.cohort import CohortRun
+from scalebench.sweeps.job_main import run_job
+from scalebench.sweeps.plan import SweepRun
+
+PREFIX = "scalebench-result"  # of a line with the number of a run and its files
+MAX_LOG_BYTES = 1 << 16  # of the rank that failed
+
+
+def pack_runs(units: Sequence[Iterable[SweepRun]]) -> bytes:
+    """Return the runs of a JobSet, whose units follow each other, as the leader reads them from its Secret."""
+    runs = [[JobRun(run.number, str(run.number), run.bare) for run in unit] for unit in units]
+    files = {f"{run.number}/{SPEC_FILE}": format_json(run.spec) for unit in units for run in unit}
+    return _pack(files | {JOB_RUNS_FILE: format_json(JobRuns(runs))})
+
+
+def unpack_result(line: str) -> tuple[int, dict[str, str]]:
+    """Return the number of a run and its files from a line of the leader's log; ValueError for another line."""
+    prefix, number, content = line.split(" ")
+    if prefix != PREFIX:
+        raise ValueError(line)
+    return int(number), _unpack(base64.b64decode(content))
+
+
+def _pack(files: dict[str, str]) -> bytes:
+    return gzip.compress(json.dumps(files).encode())
+
+
+def _unpack(content: bytes) -> dict[str, str]:
+    return {str(name): str(text) for name, text in json.loads(gzip.decompress(content)).items()}
+
+
+def print_files(run: CohortRun, result: Result) -> None:
+    """Print the result of a run, with the end of the log that explains a failure."""
+    files = {RESULT_FILE: format_json(result)}
+    with contextlib.suppress(OSError):
+        if result.log is not None:
+            files[result.log] = read_tail(run.folder / result.log, MAX_LOG_BYTES)
+    print(PREFIX, run.number, base64.b64encode(_pack(files)).decode(), flush=True)
+
+
+def main(path: str, port: str) -> int:
+    folder = Path(os.environ[JOBSET_VARIABLE]).absolute()
+    for name, text in _unpack(Path(path).read_bytes()).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    pods.listen(int(port), os.environ.pop(KEY_VARIABLE))
+    run_job(str(folder), print_files)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

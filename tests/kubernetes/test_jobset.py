@@ -1,0 +1,207 @@
+"""JobSets: their manifest against the fields of the CRD, and their pods' commands as processes of this machine.
+
+No JobSet of scalebench has run on a real cluster.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from omegaconf import OmegaConf
+
+from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
+from scalebench.core.result import read_result
+from scalebench.core.spec import HardwareSpec, KubernetesSpec
+from scalebench.kubernetes import jobset
+from scalebench.sweeps import jobset_runs
+from scalebench.sweeps.console import Console
+from scalebench.sweeps.plan import SweepRun
+from tests.builders.runs import simulated_config
+
+pytestmark = pytest.mark.cold
+HERE = Path(__file__).parent
+SCHEMA = OmegaConf.to_container(OmegaConf.load(HERE / "jobset_v1alpha2.yaml"))
+
+
+def manifest_of(nodes=2, gpus=8, **settings):
+    hardware = HardwareSpec("kubernetes", cpus_per_node=64, kubernetes=KubernetesSpec(**settings))
+    manifest = jobset.make_jobset("scalebench-16-ab", hardware, nodes, gpus, 1920)
+    jsonschema.validate(manifest, SCHEMA)
+    return manifest, {job["name"]: job["template"]["spec"] for job in manifest["spec"]["replicatedJobs"]}
+
+
+def test_a_jobset_is_what_the_crd_takes_and_starts_nothing_twice():
+    manifest, jobs = manifest_of()
+    assert manifest["metadata"] == {"name": "scalebench-16-ab", "labels": {}}
+    assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
+    for name, nodes in {"leader": 1, "workers": 2}.items():
+        job, pod = jobs[name], jobs[name]["template"]["spec"]
+        assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (nodes, nodes, 0)
+        assert (job["activeDeadlineSeconds"], pod["restartPolicy"]) == (1920, "Never")
+        assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+        (container,) = pod["containers"]
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+        key = {"secretKeyRef": {"name": "scalebench-16-ab", "key": "key"}}
+        assert {"name": "SCALEBENCH_AGENT_KEY", "valueFrom": key} in container["env"]
+    workers, leader = (jobs[name]["template"]["spec"]["containers"][0] for name in ("workers", "leader"))
+    assert workers["resources"] == {"limits": {"cpu": 64, "nvidia.com/gpu": 8}}
+    assert "limits" not in leader["resources"]
+
+
+def test_what_a_site_sets_is_in_the_jobset(tmp_path):
+    template = tmp_path / "own.yaml"
+    text = Path(jobset.__file__).with_suffix(".yaml").read_text()
+    template.write_text(text.replace("medium: Memory", "medium: Memory, sizeLimit: 64Gi"))
+    manifest, jobs = manifest_of(
+        gpus=None, namespace="ml", queue="gpus", claim="data", image="site/image:1", python="/opt/python",
+        template=str(template),
+    )  # fmt: skip
+    labels = {"kueue.x-k8s.io/queue-name": "gpus"}
+    assert manifest["metadata"] == {"name": "scalebench-16-ab", "namespace": "ml", "labels": labels}
+    pod = jobs["workers"]["template"]["spec"]
+    assert pod["volumes"][:2] == [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+    ]
+    (container,) = pod["containers"]
+    assert (container["image"], container["command"][0]) == ("site/image:1", "/opt/python")
+    assert container["resources"] == {"limits": {"cpu": 64}}
+    _, jobs = manifest_of(resource="amd.com/gpu")
+    assert jobs["workers"]["template"]["spec"]["containers"][0]["resources"]["limits"]["amd.com/gpu"] == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("queue", "GPUs"), ("namespace", "a b"), ("image", "a b"), ("python", "-c"), ("image", "${oc.env:HOME}")],
+)
+def test_values_that_no_cluster_accepts_are_refused(key, value):
+    with pytest.raises(InputError, match=f"hardware.kubernetes.{key}='"):
+        jobset.check_kubernetes_options(KubernetesSpec(**{key: value}))
+
+
+def test_a_secret_has_the_key_and_no_more_than_kubernetes_takes():
+    secret = jobset.make_secret("a", KubernetesSpec(namespace="ml"), "0123", b"runs")
+    assert (secret["metadata"], secret["data"]) == (
+        {"name": "a", "namespace": "ml"},
+        {"key": "MDEyMw==", "runs": "cnVucw=="},
+    )
+    with pytest.raises(InputError, match="do not fit into a Secret"):
+        jobset.make_secret("a", KubernetesSpec(), "0123", bytes(1 << 20))
+
+
+@pytest.fixture
+def kubectl(tmp_path, monkeypatch):
+    """Return the path of a kubectl whose pods are processes of this machine."""
+    state, path = tmp_path / "state", tmp_path / "bin" / "kubectl"
+    state.mkdir()
+    path.parent.mkdir()
+    path.write_text(f"#!{sys.executable}\n{(HERE / 'fake_kubectl.py').read_text()}")
+    path.chmod(0o755)
+    with socket.socket() as probe:
+        probe.bind((socket.gethostname(), 0))
+        monkeypatch.setenv("FAKE_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("FAKE_KUBECTL", str(state))
+    yield path
+    for file in state.glob("*/pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(file.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(kubectl, tmp_path):
+    """Return a function that runs scalebench beside it."""
+
+    def run(*words, path=f"{kubectl.parent}:{os.environ['PATH']}"):
+        command = [sys.executable, "-m", "scalebench", "hardware=kubernetes", "hardware.devices=cpu", *words]
+        environment = os.environ | {"PATH": path}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+SMALL = (
+    "hardware.gpus_per_node=1 hardware.cpus_per_node=1 measure=quick measure.probes=false measure.min_s=0.3 "
+    "measure.monitor=false dataset.size=2000"
+).split()
+
+
+def test_runs_take_turns_in_the_pods_of_a_jobset(cluster, tmp_path):
+    words = ["strategy=simulated", "gpus=2", "measure.repeats=2", "train.batch_per_device=8,16", "baseline=none"]
+    done = cluster("--multirun", *SMALL, *words, "sweep.report=false", "hydra.sweep.dir=sweep")
+    logs = {path.parent.name: path.read_text() for path in (tmp_path / "state").glob("*/log")}
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    results = [read_result(path) for path in sorted((tmp_path / "sweep").glob("*/result.json"))]
+    assert [(each.status, each.reason, each.scale.nodes) for each in results] == [("ok", None, 2)] * 4
+    for each in results:
+        assert each.scheduler.name == "kubernetes" and each.scheduler.nodes == ["localhost", "127.0.0.1"]
+        assert each.scheduler.job_id.startswith("scalebench-2-") and each.cohort and len(each.ranks) == 2
+    assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
+    key = (tmp_path / "state" / "Secret.json").read_text()
+    assert logs["workers-0-0"] == logs["workers-0-1"] == "" and key not in done.stdout
+
+
+DEAD = {
+    "metadata": {"name": "w-1"},
+    "status": {"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled"}}}]},
+}
+FAILED = {"terminalState": "Failed", "conditions": [{"status": "True", "reason": "FailedJobs", "message": "a job"}]}
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "reason"),
+    [
+        ({"FAKE_REFUSAL": "Error from server: no quota"}, "failed", "kubectl create: Error from server: no quota"),
+        (
+            {"FAKE_STATUS": FAILED},
+            "failed",
+            r"Kubernetes: JobSet scalebench-2-\w+ left no result \(FailedJobs: a job\)",
+        ),
+        ({"FAKE_STATUS": FAILED, "FAKE_PODS": [DEAD]}, "oom", "Kubernetes: w-1 was OOMKilled"),
+    ],
+    ids=["refused", "no result", "no memory"],
+)
+def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, tmp_path, monkeypatch):
+    for name, value in ({"PATH": f"{kubectl.parent}:{os.environ['PATH']}"} | variables).items():
+        monkeypatch.setenv(name, value if isinstance(value, str) else json.dumps(value))
+    hardware = HardwareSpec(
+        "pods", devices="cpu", gpus_per_node=1, max_nodes=2, this_machine=False, scheduler="kubernetes"
+    )
+    run = SweepRun([], resolve(simulated_config(gpus=2, hardware=hardware)), folder=tmp_path / "0")
+    ((_, result),) = jobset_runs.follow([[[run]]], Console(False))
+    assert result.status == status and re.fullmatch(reason, result.reason)
+    assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
+
+
+def test_without_kubectl_one_sentence_says_so(cluster, tmp_path):
+    done = cluster(*SMALL, "strategy=simulated", "gpus=2", "hydra.run.dir=run", path=str(tmp_path))
+    result = read_result(tmp_path / "run" / "result.json")
+    assert result.status == "unsupported" and "behind kubernetes), here is no GPU and no kubectl" in result.reason
+    assert done.returncode == 1
+
+
+def test_a_plan_prints_the_jobset_and_what_pods_cannot_do(cluster):
+    words = ["strategy=ddp,horovod_mpi", "gpus=16", "measure.repeats=1", "baseline=none", "dry_run=true"]
+    done = cluster("--multirun", "hardware.devices=cuda", *words, path="/nowhere")
+    head, _, manifest = done.stdout.partition("apiVersion")
+    jsonschema.validate(OmegaConf.to_container(OmegaConf.create(f"apiVersion{manifest}")), SCHEMA)
+    assert "horovod_mpi is started by mpirun, which cannot start processes in pods" in " ".join(head.split())
+    assert "there is no kubectl here" in head
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_ddp_trains_in_two_pods(cluster, tmp_path):
+    done = cluster(*SMALL, "strategy=ddp_gloo", "gpus=2", "hydra.run.dir=run")
+    result = read_result(tmp_path / "run" / "result.json")
+    assert (result.status, result.reason, done.returncode) == ("ok", None, 0)
+    assert result.scheduler.nodes == ["localhost", "127.0.0.1"] and result.scale.nodes == 2
