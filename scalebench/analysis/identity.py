@@ -31,7 +31,7 @@ Key = tuple[Any, ...]
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 # Dotted keys of the config, or groups of them.
-_QUEUE_KEYS = ("hardware.max_jobs", "hardware.slurm", "hardware.kubernetes", "hardware.node_copy")  # how a run waits for devices
+_QUEUE_KEYS = ("hardware.max_jobs", "hardware.slurm", "hardware.kubernetes", "hardware.node_copy")  # how a run waits
 # Keys that say which devices the ranks of a run get, and how these reach each other.
 _PLACEMENT_KEYS = tuple(f"hardware.{key}" for key in ("device_ids", "bind", "environment", "layout", "interface"))
 _UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure", "dataset.cache", *_QUEUE_KEYS)

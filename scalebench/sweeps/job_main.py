@@ -21,14 +21,6 @@ from scalebench.sweeps.cohort import Cohort, CohortRun
 OnResult = Callable[[CohortRun, Result], None]
 
 
-def run_job(folder: str) -> None:
-def run_job_and_exit(folder: str) -> NoReturn:
-    """Perform the runs of a job, and end the process, since submitit would otherwise leave another file of its own."""
-    submit.remove_pickles(Path(folder))
-    run_job(folder)
-    raise SystemExit(0)
-
-
 def run_job(folder: str, on_result: OnResult = lambda run, result: None) -> None:
     """Perform the runs of the job_runs.json in `folder`, and leave their results, also of failures.
 
