@@ -230,7 +230,7 @@ KEY_VALUE_COLUMNS = ("model_options", "options", "environment", "train_options",
 INPUT_COLUMNS = ("precision", "feed")
 OPTIMIZER_COLUMNS = ("optimizer", "learning_rate_rule", "weight_decay", "accumulate")
 SETTING_COLUMNS = (
-    *("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compiler_used", "seed"),
+    *("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compile", "seed"),
     *OPTIMIZER_COLUMNS,
 )
 CURVE_COLUMNS = ("strategy", *KEY_VALUE_COLUMNS, *INPUT_COLUMNS, *SETTING_COLUMNS)

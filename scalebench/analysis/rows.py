@@ -168,7 +168,7 @@ def _make_own_cells(result: Result, folder: Path, measurement: throughput.Measur
     return fields | {
         "path": str(folder), "machine": str(classify_machine(result.machine)),
         "job_id": job.job_id if job else None, "queued_s": job.queued_s if job else None,
-        "mfu": measurement.mfu,
+        "mfu": measurement.mfu, "compile": {"False": "none", "True": "default"}.get(str(w.compile), str(w.compile)),
         "model_options": " ".join(f"{key}={option}" for key, option in model_options.items()) or None,
         **interval_cells(RATE, rate), **throughput.token_cells(result, rate),
         "interval_over": "blocks" if rate and math.isfinite(rate.low) else None,

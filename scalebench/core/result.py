@@ -233,7 +233,7 @@ class Workload:
     compile: str | bool = "none"  # none | default | graphs; false and true in older records
     precision_used: str | None = None
     data_format_used: str | None = None
-    compiler_used: str | None = None  # inductor | xla | none
+    compiler_used: str | None = None  # inductor | xla | graphs | none
     read_samples_per_s: float | None = None  # of a user's Dataset, in one process, before the run read its copy
     tokens_per_sample: float | None = None  # padding included; null: samples are no sequences of tokens
 

@@ -28,7 +28,17 @@ SORT_COLUMNS = ["model", "dataset", "hardware", "scaling", "strategy", "gpus", "
 SHARED_COLUMNS = ("model", "hardware", "scaling")  # shown once, above the table, if all rows agree
 # Shown as columns if rows differ in them, and otherwise not at all.
 DIFFERING_COLUMNS = (
-    *("dataset", "feed", "prefetch", "batch_per_device", "sequence_length", "model_params", "precision", "data_format"),
+    *(
+        "dataset",
+        "feed",
+        "prefetch",
+        "batch_per_device",
+        "sequence_length",
+        "model_params",
+        "precision",
+        "data_format",
+        "compile",
+    ),
     *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
     *("weight_decay", "accumulate", "target", "seed"),
 )
