@@ -183,13 +183,14 @@ def read_anonymous_bytes(pid: int | None) -> int | None:
 
 
 class ProcessStat(NamedTuple):
+    state: str  # as in proc_pid_stat(5): T is stopped by a signal, t by a debugger
     parent: int
     cpu_s: float  # that it has used
     name: str  # of its program: up to 15 characters
 
 
 def read_process_stat(pid: int) -> ProcessStat | None:
-    """Return a process's parent, CPU seconds and name; None when it is gone.
+    """Return a process's state, parent, CPU seconds and name; None when it is gone.
 
     Read from /proc directly: psutil opens several files for each process.
     """
@@ -197,7 +198,8 @@ def read_process_stat(pid: int) -> ProcessStat | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             head, _, rest = file.read().rpartition(b")")  # the name may contain anything
         fields, name = rest.split(), head.partition(b"(")[2].decode(errors="replace")
-        return ProcessStat(int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), name)
+        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return ProcessStat(fields[0].decode(), int(fields[1]), cpu_s, name)
     except (OSError, ValueError, IndexError):
         return None
 

@@ -78,7 +78,14 @@ class RunningSweep:
             if baselines := [run for run in unit if run not in waiting]:
                 self.add(baselines)
             self._later = [run for run in affordable if run not in unit]
-            done = self._do_timed(unit, do_unit)
+            started_s = self._clock()
+            self._current = (started_s, sum(map(self._cost_s, unit)))
+            try:
+                done = do_unit(unit)
+            finally:
+                self._current = None
+            for run in filter(lambda run: run.starts, unit):
+                self._estimate.record_duration(run.spec, (self._clock() - started_s) / len(unit))
             if waiting.keys().isdisjoint(done):
                 self._alone.update(unit)
             for run in done:
@@ -88,20 +95,6 @@ class RunningSweep:
         for run in waiting:
             self._records[run].left_out = True
         self._write()
-
-    def _do_timed(
-        self, unit: list[SweepRun], do_unit: Callable[[list[SweepRun]], Sequence[SweepRun]]
-    ) -> Sequence[SweepRun]:
-        started_s = self._clock()
-        self._current = (started_s, sum(map(self._cost_s, unit)))
-        try:
-            done = do_unit(unit)
-        finally:
-            self._current = None
-        for run in unit:
-            if run.starts:
-                self._estimate.record_duration(run.spec, (self._clock() - started_s) / len(unit))
-        return done
 
     def has_time_for(self, more: Sequence[SweepRun]) -> bool:
         """Return whether these runs of a further repeat fit into sweep.max_minutes, and into as long again as the

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scalebench.config.compose import Loader, to_config
+from scalebench.config.compose import Loader
 from scalebench.config.resolve import resolve
 from scalebench.core import process
 from scalebench.core.errors import InputError
@@ -99,7 +99,14 @@ class SweepSession:
             self.show_plan([run], [[[run]]] if is_job else [], folder, several=False)
             return
         if run.earlier is None:
-            self._claim(spec, folder)
+            if not self._is_resumed:
+                refuse_folder_with_result(folder)
+            refuse_foreign_folder(folder)
+            prepare_datasets([spec], self.console)
+            if (folder / RESULT_FILE).exists():  # of a run that was not successful
+                clear_run_folder(folder, of_ended_job=(folder / JOB_FILE).exists())
+            if not cluster_runs.is_submitted(spec):  # else its job locks the folder
+                self._lock = claim_run_folder(spec, folder)
         self.folder = run.folder
         self._configure_job_log(run.folder)
         self._lock_machine([run])
@@ -112,24 +119,13 @@ class SweepSession:
                 self._refused_status = 1
                 self.console.print_error(f"{folder}: no table: {process.describe_error(error)}; show prints it")
 
-    def _claim(self, spec: RunSpec, folder: Path) -> None:
-        """Make the folder that of a single run. Raise InputError where it is another's."""
-        if not self._is_resumed:
-            refuse_folder_with_result(folder)
-        refuse_foreign_folder(folder)
-        prepare_datasets([spec], self.console)
-        if (folder / RESULT_FILE).exists():  # of a run that was not successful
-            clear_run_folder(folder, of_ended_job=(folder / JOB_FILE).exists())
-        if not cluster_runs.is_submitted(spec):  # else its job locks the folder
-            self._lock = claim_run_folder(spec, folder)
-
     def run_batch(self, lines: Sequence[Sequence[str]], first: int, is_whole: bool) -> list[SweepRun]:
         """Plan the runs of these lines of overrides and do them; return those that were planned. `is_whole`: they are a
         whole sweep, else a batch of one, whose runs are numbered from `first` on.
 
         Nothing starts before every run has been checked.
         """
-        planned = plan.plan_sweep(lines, self.compose)
+        planned = plan.plan_sweep(lines, self.resolve_run)
         sweep_dir = Path(str(self.config.hydra.sweep.dir))
         earlier = folders.find_earlier_results(sweep_dir.absolute()) if self._is_resumed else {}
         for run in planned:
@@ -339,7 +335,8 @@ class SweepSession:
 
     def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
         """Compose and check one run of a sweep. Raise InputError or a composition error where it is invalid."""
-        return resolve(to_config(self.compose(overrides)))
+        assert self._loader is not None
+        return resolve(self._loader.load_run(self.config, overrides))
 
     def set_folders(self, runs: Sequence[SweepRun]) -> None:
         """Set the folder of each run by its number. Raise InputError where that is not possible."""

@@ -75,7 +75,8 @@ def test_the_demo_is_composed_for_the_machine(monkeypatch, gpus_here, hardware, 
     params = load("sweep/demo.yaml")["hydra"]["sweeper"]["params"]
     filled = [[f"{key}={each}" for each in sweep_choices(value, chosen)] for key, value in params.items()]
     overrides = [["sweep=demo", f"hardware={hardware}", *run] for run in itertools.product(*filled)]
-    planned = [run.spec for run in plan_sweep(overrides, compose) if run.spec.config.repeat == 0]
+    runs = plan_sweep(overrides, lambda words: resolve(compose_config(words)))
+    planned = [run.spec for run in runs if run.spec.config.repeat == 0]
     several = list(itertools.product(models, ["ddp", "lightning_ddp"], counts))
     found = [(spec.config.model.name, spec.config.strategy.name, spec.gpus) for spec in planned]
     assert sorted(found) == sorted([*several, *((model, "bare_torch", 1) for model in models)])

@@ -190,16 +190,13 @@ def test_it_takes_no_time_and_no_part_in_a_curve_and_a_dry_run_says_so(capsys, t
     assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._took_s] == [(None, 7.0)]
 
 
-def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch):
+def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added():
     def plan(faulty):
-        def resolve(config):
-            spec = simulated_spec(measure={"repeats": 1}, gpus=config.gpus)
-            return dataclasses.replace(spec, plugin_error=LINE) if config.gpus in faulty else spec
+        def resolve_run(arguments):
+            spec = simulated_spec(measure={"repeats": 1}, gpus=(gpus := int(arguments[-1].partition("=")[2])))
+            return dataclasses.replace(spec, plugin_error=LINE) if gpus in faulty else spec
 
-        monkeypatch.setattr(jobs, "resolve", resolve)
-        monkeypatch.setattr(jobs, "to_config", lambda arguments: simulated_config(None, {"repeats": 1}, gpus=arguments))
-        compose = lambda arguments: int(arguments[-1].partition("=")[2])  # noqa: E731
-        return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], compose)]
+        return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], resolve_run)]
 
     assert [plan([]), plan([2]), plan([1])] == [[1, 2], [2], [2]]
 

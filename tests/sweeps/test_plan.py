@@ -19,8 +19,8 @@ def cpu_only(monkeypatch):
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
 
 
-def on_cpu(words):
-    return compose([*BASE, *words])
+def on_cpu(words, base=BASE):
+    return resolve(to_config(compose([*base, *words])))
 
 
 def plan(*words):
@@ -101,7 +101,7 @@ def test_a_sweep_starts_what_it_measures_three_times():
         ("gpus=2 strategy=ddp_nccl", 1),  # which cannot happen here
     ):
         lines = [["strategy=ddp_gloo", "baseline=none", *words.split()]]
-        planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
+        planned = plan_module.plan_sweep(lines, lambda line: on_cpu(line, BASE[:2]))
         assert [run.spec.config.repeat for run in planned] == list(range(repeats))
         for run in planned:
             assert resolve(to_config(compose([*BASE[:2], *run.overrides]))) == run.spec
@@ -121,11 +121,11 @@ def test_a_repeat_is_what_its_overrides_compose_to():
     planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")
     assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
     for job in planned:
-        assert resolve(to_config(on_cpu(job.overrides))) == job.spec
+        assert on_cpu(job.overrides) == job.spec
     assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"], "one adds none"
     # A sweep that numbers its repeats makes no others.
     lines = [["strategy=ddp_gloo", f"repeat={number}", "gpus=2"] for number in (0, 1)]
-    planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
+    planned = plan_module.plan_sweep(lines, lambda line: on_cpu(line, BASE[:2]))
     assert [run.spec.config.repeat for run in planned] == [0, 0, 0, 1, 1, 1]
     assert {run.spec.repeats for run in planned} == {1}, "each is measured completely"
     # Runs may differ in their repeats and the same run is done as often as most.

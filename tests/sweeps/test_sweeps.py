@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import sys
-import threading
 import types
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
 from scalebench.report import trackers
 from scalebench.sweeps import execute
+from scalebench.sweeps.console import Console
 from tests.builders.configs import SHORT_WORDS
 
 SHORT = ["hardware=cpu", *SHORT_WORDS, "sweep.report=false"]
@@ -226,17 +226,18 @@ def test_a_sweep_goes_on_while_its_limits_are_too_wide(sweep, monkeypatch):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_another_program_that_measures_is_named_or_awaited(capsys, waits):
+def test_another_program_that_measures_is_named_or_awaited(capsys, monkeypatch, waits):
     folder = find_cache_folder() / "measuring" / platform.node()
     folder.mkdir(parents=True, exist_ok=True)
     other, released = FolderLock(folder), []
 
-    def release():
-        other.release()
-        released.append(datetime.now(UTC).isoformat(timespec="milliseconds"))
+    def print_line(self, text):
+        print(text)
+        if waits and not released:  # which ends the other one
+            other.release()
+            released.append(datetime.now(UTC).isoformat(timespec="milliseconds"))
 
-    if waits:
-        threading.Timer(0.5, release).start()
+    monkeypatch.setattr(Console, "print_line", print_line)
     assert program.main([*SHORT, "gpus=1", "hydra.run.dir=r", f"wait={str(waits).lower()}"]) == 0
     other.release()
     first = capsys.readouterr().out.splitlines()[0]

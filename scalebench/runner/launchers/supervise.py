@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from scalebench.core.machine.private_network import PrivateNetwork
-from scalebench.core.process import POLL_INTERVAL_S, cancelled, wait_until
+from scalebench.core.process import POLL_INTERVAL_S, cancelled, read_process_stat, wait_until
 from scalebench.core.run_folder import Turn
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress
@@ -21,8 +20,8 @@ from scalebench.runner.turns import Turns
 PROGRESS_INTERVAL_S = 0.5  # between two reads of the progress files
 GRACE_PERIOD_S = 5.0  # between SIGTERM and SIGKILL
 FOLLOW_LIMIT_S = 5.0  # for the other ranks to notice a dead one and to record why they fail
-STOPPED_STATES = (b"T", b"t")  # by a signal, by a debugger
-ENDED_STATES = (b"Z", b"X", None)  # None: collected
+STOPPED_STATES = ("T", "t")  # by a signal, by a debugger
+ENDED_STATES = ("Z", "X", None)  # None: collected
 WORKER = "scalebench.runner.worker"
 # Has a worker write its stacks into its log. Not SIGUSR1, for which code of the user's may have a handler of its own.
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
@@ -270,8 +269,6 @@ def find_stopped(members: Sequence[RankProcess]) -> list[int]:
     return [rank for rank, member in enumerate(members) if _read_state(member.pid) in STOPPED_STATES]
 
 
-def _read_state(pid: int | None) -> bytes | None:
-    """Return the state of a process of this host, as in proc_pid_stat(5); None where there is no such process."""
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0]
-    return None
+def _read_state(pid: int | None) -> str | None:
+    stat = None if pid is None else read_process_stat(pid)
+    return None if stat is None else stat.state

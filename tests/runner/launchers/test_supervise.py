@@ -85,7 +85,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path, program, monkeypatch):
 
 def test_states_of_processes(monkeypatch):
     """A debugger stops a process in another state than SIGSTOP; one that is gone has none."""
-    states = {1: b"S", 2: b"T", 3: b"t", 4: b"Z"}
+    states = {1: "S", 2: "T", 3: "t", 4: "Z"}
     monkeypatch.setattr(supervise, "_read_state", states.get)
     pids = [1, 2, 3, 4, 5, None]
     assert [supervise.is_stopped(pid) for pid in pids] == [False, True, True, True, True, True]
