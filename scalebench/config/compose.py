@@ -177,10 +177,10 @@ def is_plain_text(text: str) -> bool:
     return isinstance(value, str) and value == text
 
 
-def to_config(composed: DictConfig, known: Mapping[str, Any] | None = None) -> Config:
+def to_config(composed: DictConfig, constants: Mapping[str, Any] | None = None) -> Config:
     """Turn a composed config into the plain dataclass with every interpolation resolved. Raise InputError for a missing
-    value. `known` has values of keys that need not be read once more."""
-    tree = dict(known or {})
+    value. `constants` has values of keys that need not be read once more."""
+    tree = dict(constants or {})
     for key in composed:
         if key != "hydra" and key not in tree:  # its own interpolations only resolve within a job
             node = composed[key]
@@ -347,9 +347,9 @@ class Loader(ConfigLoaderImpl):
         if composed is None:
             return to_config(self.load_sweep_config(config, list(overrides)))
         OmegaConf.copy_cache(from_config=config, to_config=composed)
-        known: dict[str, Any] = pickle.loads(self._find_constants_once(*base))
+        constants: dict[str, Any] = pickle.loads(self._find_constants_once(*base))
         changed = {override.key_or_group.partition(".")[0] for override in plain}
-        return to_config(composed, {key: value for key, value in known.items() if key not in changed})
+        return to_config(composed, {key: value for key, value in constants.items() if key not in changed})
 
     def _divide(self, overrides: Sequence[str]) -> tuple[list[str], list[Override], list[Override], tuple[str, ...]]:
         """Return all overrides, as lines and parsed, those that set plain values, and the lines of the others."""
