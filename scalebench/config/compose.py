@@ -180,7 +180,7 @@ def is_plain_text(text: str) -> bool:
 def to_config(composed: DictConfig, constants: Mapping[str, Any] | None = None) -> Config:
     """Turn a composed config into the plain dataclass with every interpolation resolved. Raise InputError for a missing
     value. `constants` has values of keys that need not be read once more."""
-    tree = dict(constants or {})
+    tree: dict[Any, Any] = dict(constants or {})
     for key in composed:
         if key != "hydra" and key not in tree:  # its own interpolations only resolve within a job
             node = composed[key]
