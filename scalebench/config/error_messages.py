@@ -229,7 +229,8 @@ def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[st
     key = word if word in keys else find_meant_key(word, list(arguments)) if len(word) > 1 else None
     if key is None:
         return f"no option '{name}'; settings are written KEY=VALUE, such as gpus=2, and --hydra-help lists the options"
-    return f"no option '{name}'; write {key}={value or ('true' if key in list_switch_keys() else 'VALUE')}"
+    is_switch = isinstance(getattr(Config, key, None), bool)
+    return f"no option '{name}'; write {key}={value or ('true' if is_switch else 'VALUE')}"
 
 
 def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
@@ -252,11 +253,6 @@ def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
         return f"'{word}' is not a setting: write KEY=VALUE, such as gpus=2"
     value = value or (after.removeprefix("=") if not after.startswith("-") and "=" not in after[1:] else "")
     return f"'{word}' is not a setting: write {key}={value or 'VALUE'}"
-
-
-def list_switch_keys() -> list[str]:
-    """Return the top-level keys that are true or false."""
-    return [f.name for f in dataclasses.fields(Config) if isinstance(f.default, bool)]
 
 
 def _explain_missing_file(error: MissingConfigException) -> str:

@@ -70,8 +70,9 @@ def load_object(target: str, label: str) -> Any:
     module_name, _, name = target.partition(":")
     if not name:
         raise PluginError(f"{label} cannot be loaded from {target}: it should be MODULE:NAME")
+    gc.disable()  # an import leaves hardly any garbage, and looking for it takes a sixth of TensorFlow's
     try:
-        with redirect_stdout(sys.stderr), _without_collections():
+        with redirect_stdout(sys.stderr):
             return getattr(importlib.import_module(module_name), name)
     except (PluginError, KeyboardInterrupt):
         raise
@@ -85,6 +86,8 @@ def load_object(target: str, label: str) -> Any:
     except BaseException as error:  # also SystemExit, and what pytest.skip raises
         reason = f"{label} cannot be loaded from {target}: {describe_exception(error)}"
         raise PluginError(reason, traceback.format_exc()) from error
+    finally:
+        gc.enable()
 
 
 class UserProblem(Exception):
@@ -105,18 +108,6 @@ def attribute_errors(
         if isinstance(error, (InputError, *unchanged)):
             raise
         raise PluginError(f"{label} fails: {describe(error)}", traceback.format_exc()) from error
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Collect no garbage meanwhile: an import leaves hardly any, and looking for it takes a sixth of TensorFlow's."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @functools.lru_cache(maxsize=1)

@@ -39,6 +39,10 @@ class Cancellation(threading.Event):
 
     number: int | None = None  # the last signal
 
+    def reset(self) -> None:
+        self.number = None
+        self.clear()
+
     @property
     def by_hang_up(self) -> bool:
         """Return whether the user's terminal is gone."""
@@ -207,13 +211,13 @@ def read_process_stat(pid: int) -> ProcessStat | None:
 def kill_descendants_of_ranks(name: str, value: str) -> None:
     """Kill the processes of this user whose environment is that of a rank and has this variable with this value: what a
     program has started in sessions of their own, which the end of its process group does not reach (Linux)."""
-    mark, of_rank = f"{name}={value}".encode(), f"{RANK_ADDRESSES}=".encode()  # the monitor has only the first
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            is_of_rank = mark in variables and any(each.startswith(of_rank) for each in variables)
-            if is_of_rank and int(folder.name) != os.getpid():
-                os.kill(int(folder.name), signal.SIGKILL)
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            variables = process.environ()  # the monitor has only the first
+            if variables.get(name) == value and RANK_ADDRESSES in variables and process.pid != os.getpid():
+                process.kill()
 
 
 class CpuMeter:
@@ -244,16 +248,12 @@ def interrupt_at_signals() -> Iterator[None]:
         cancelled.set()
         raise KeyboardInterrupt
 
-    def clear() -> None:
-        cancelled.number = None
-        cancelled.clear()
-
-    clear()
+    cancelled.reset()
     try:
         with _signals_handled_by(interrupt):
             yield
     finally:
-        clear()
+        cancelled.reset()
 
 
 @contextlib.contextmanager

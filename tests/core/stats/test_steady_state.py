@@ -103,12 +103,12 @@ def test_flags_of_a_result_and_blocks_that_are_still_warm_up():
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
-def test_medians_are_those_of_numpy(values):
+def test_a_running_median_is_that_of_each_window(values):
     series = np.array(values)
     last = len(values) - 1
     reaches = [min(at, last - at, 2) for at in range(len(values))]
     smooth = [np.median(series[at - reach : at + reach + 1]) for at, reach in enumerate(reaches)]
-    assert steady_state._median(series) == np.median(series) and steady_state._running_median(series).tolist() == smooth
+    assert steady_state._running_median(series).tolist() == smooth
 
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=16, max_size=80))
