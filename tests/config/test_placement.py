@@ -266,17 +266,6 @@ def put(root, name, text):
     (root / name).write_text(text)
 
 
-def test_the_kernels_own_files_lead_to_the_cores(monkeypatch, tmp_path):
-    monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
-    for node, (cpus, distances) in {0: ("0,2", "10 32"), 1: ("1,3", "32 10")}.items():
-        put(tmp_path, f"sys/devices/system/node/node{node}/cpulist", f"{cpus}\n")
-        put(tmp_path, f"sys/devices/system/node/node{node}/distance", f"{distances}\n")
-    monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])
-    monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [1, 0])
-    assert placing.assign_cores(hardware(2, 2), [0, 1]) == [[1, 3], [0, 2]]
-    assert placing.assign_cores(hardware(2, 2, "far"), [0, 1]) == [[0, 2], [1, 3]]
-
-
 @pytest.fixture
 def two_threads(monkeypatch, tmp_path):
     """Two sockets of 24 cores with two threads each, as Linux numbers them, and eight GPUs."""

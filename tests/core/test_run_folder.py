@@ -265,22 +265,6 @@ def test_without_kernel_locks_the_process_is_checked(tmp_path, monkeypatch):
         FolderLock(tmp_path).release()
 
 
-def test_a_file_that_is_removed_meanwhile_is_made_anew(tmp_path, monkeypatch):
-    real, removed = fcntl.flock, []
-
-    def slow(file, how):
-        if not removed:  # its holder releases it between our opening and our locking
-            (tmp_path / LOCK_FILE).unlink()
-            removed.append(file)
-        real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", slow)
-    with FolderLock(tmp_path):
-        assert (tmp_path / LOCK_FILE).exists() and removed
-        with pytest.raises(InputError):
-            FolderLock(tmp_path)
-
-
 # Starts a command that is tied to this process, prints its pid and waits.
 PARENT = """
 import os, subprocess, sys, time

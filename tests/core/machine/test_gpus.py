@@ -95,16 +95,6 @@ def test_all_fields_of_a_gpu(nvml, root):
     assert (gpus.detect_gpus().gpus, gpus.count_gpus()) == ([], 0)
 
 
-def test_a_refused_field_is_none(nvml, root, monkeypatch):
-    put(root, "sys/bus/pci/devices/0000:0a:00.0/numa_node", "0\n")
-    complete = dataclasses.asdict(gpus.detect_gpus().gpus[0])
-    assert None not in complete.values()
-    for call, lost in {"MemoryInfo": "memory_bytes", "PciInfo": "pci_bus_id numa_node", "MigMode": "mig"}.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(nvml, f"nvmlDeviceGet{call}", refuse)
-            assert dataclasses.asdict(gpus.detect_gpus().gpus[0]) == complete | dict.fromkeys(lost.split()), call
-
-
 def test_topology(nvml):
     assert gpus.detect_gpus().topology[1:3] == [["PXB", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "PXB"]]
     nvml.links |= {0: [1, 1, 2], 1: [0, 0], 2: [0]}
