@@ -29,8 +29,7 @@ Status = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STATUSES)})$")]
 Version = Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
 
 
-@dataclass
-class DeviceMonitorRecord:
+class DeviceMonitorRecord(msgspec.Struct):
     """Measurements of one GPU of the run; means are over time."""
 
     index: int  # NVML's
@@ -89,8 +88,7 @@ class MonitorRecord:
     devices: list[DeviceMonitorRecord] = field(default_factory=list)
 
 
-@dataclass
-class CurvePoint:
+class CurvePoint(msgspec.Struct):
     """The state of a training at one evaluation, between two steps."""
 
     step: int  # steps so far
@@ -100,14 +98,13 @@ class CurvePoint:
     learning_rate: float  # of the last step
     loss: float | None  # training loss, mean per sample over the steps since the previous point
     loss_samples: int  # number of samples in that mean
-    metrics: dict[str, float] = field(default_factory=dict)  # on validation samples; empty: there are none
-    train_metrics: dict[str, float] = field(default_factory=dict)  # likewise on as many training samples
+    metrics: dict[str, float] = {}  # on validation samples; empty: there are none
+    train_metrics: dict[str, float] = {}  # likewise on as many training samples
     evaluate_s: float = 0.0  # duration of this evaluation
     at_s: float = 0.0  # its start, seconds since the epoch
 
 
-@dataclass
-class StageRecord:
+class StageRecord(msgspec.Struct):
     """One stage of a pipeline-parallel model. Bytes and seconds are per step."""
 
     index: int  # counted from the input
@@ -121,8 +118,7 @@ class StageRecord:
     work_s: float | None = None  # forward and backward of all micro-batches, without waiting; null: not measured
 
 
-@dataclass
-class TimelineRecord:
+class TimelineRecord(msgspec.Struct):
     """The framework's own timeline of some gradient synchronizations, taken after measuring since writing costs time.
 
     Seconds per step during which at least one tensor was in the phase; phases overlap.
@@ -137,8 +133,7 @@ class TimelineRecord:
     allreduce_s: float | None = None
 
 
-@dataclass
-class ScriptRecord:
+class ScriptRecord(msgspec.Struct):
     """Counts and classes that the hooks found in a user's program, in one process."""
 
     steps: int = 0  # in all
@@ -148,9 +143,9 @@ class ScriptRecord:
     tokens: int | None = None  # in these batches, with padding; null: they are not of tokens
     leader: str | None = None  # class of the optimizer whose steps are the steps
     optimizers: int = 0
-    wrappers: list[str] = field(default_factory=list)  # that synchronize gradients
+    wrappers: list[str] = []  # that synchronize gradients
     hooks_s: float | None = None  # seconds that scalebench's own hooks took in a step
-    libraries: list[str] = field(default_factory=list)  # for training, that it has imported
+    libraries: list[str] = []  # for training, that it has imported
 
 
 @dataclass
@@ -282,17 +277,15 @@ class Phases:
     wall_s: float | None = None
 
 
-@dataclass
-class Sync:
+class Sync(msgspec.Struct):
     """The messages of gradient synchronization; its duration is in the probes of the ranks."""
 
-    message_bytes: list[int] = field(default_factory=list)
+    message_bytes: list[int] = []
     timeline: TimelineRecord | None = None  # measure.timeline=true
     transports: dict[str, str] | None = None  # NCCL's by pair of ranks, from its log (NCCL_DEBUG=INFO)
 
 
-@dataclass
-class BatchTrial:
+class BatchTrial(msgspec.Struct):
     """One try in the search for the largest batch."""
 
     batch_per_device: int
@@ -303,8 +296,7 @@ class BatchTrial:
     throughput_samples_per_s: float | None
 
 
-@dataclass
-class MaxBatch:
+class MaxBatch(msgspec.Struct):
     """The search for the largest batch that fits."""
 
     batch_per_device: int | None  # null: not even one sample fits
@@ -329,14 +321,13 @@ class Quality:
     max_batch: MaxBatch | None = None  # measure.search=max_batch
 
 
-@dataclass
-class SchedulerRecord:
+class SchedulerRecord(msgspec.Struct):
     """The job of a run that a scheduler gave its nodes."""
 
     name: str  # slurm
     job_id: str
     partition: str | None = None
-    nodes: list[str] = field(default_factory=list)  # host names in the order of the run's nodes
+    nodes: list[str] = []  # host names in the order of the run's nodes
     queued_s: float | None = None  # from submission to the start of the job
     state: str | None = None  # the scheduler's final state
     reason: str | None = None

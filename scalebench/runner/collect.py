@@ -461,5 +461,5 @@ def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
         losses = [(point.loss, point.loss_samples) for point in points if point.loss is not None]
         most = {name: max(getattr(point, name) for point in points) for name in ("train_s", "evaluate_s")}
         loss = sum(loss * n for loss, n in losses) / samples if samples else None
-        merged.append(dataclasses.replace(points[0], **most, loss=loss, loss_samples=samples))
+        merged.append(msgspec.structs.replace(points[0], **most, loss=loss, loss_samples=samples))
     return merged

@@ -9,6 +9,7 @@ import operator
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def test_a_full_disk_keeps_the_earlier_result(call, tmp_path, monkeypatch):
 
 
 def point(step=10, train_s=1.0, loss=0.5, n=10, **changes):
-    return dataclasses.replace(results.CurvePoint(step, 1.0, 100, train_s, 1e-3, loss, n), **changes)
+    return msgspec.structs.replace(results.CurvePoint(step, 1.0, 100, train_s, 1e-3, loss, n), **changes)
 
 
 def test_errors_reach_a_target_from_above_and_accuracies_from_below():
@@ -153,7 +154,7 @@ FULL = record(
 )
 # jsonschema accepts 1.0 as an integer and the reader does not, so no such value is among these.
 VALUES = [None, True, 7, 0.5, "text", [], {}, [1], ["a"], {"k": 0.5}, {"k": "v"}, -1]
-TREE = json.loads(json.dumps(dataclasses.asdict(FULL)))
+TREE = msgspec.to_builtins(FULL)
 
 
 def paths(tree, prefix=()):

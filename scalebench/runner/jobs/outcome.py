@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -148,7 +149,7 @@ def _reason_without_records(job: SubmittedJob, state: JobState, reason: str | No
 
 def make_scheduler_record(job: SubmittedJob, slurm: Slurm, by_job: SchedulerRecord | None = None) -> SchedulerRecord:
     """Return the scheduler's facts on a job, and the job's own where the scheduler has none."""
-    facts = replace(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
+    facts = copy.copy(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
     state = job.state
     if state is None:
         return facts

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 
 import pandas as pd
+import msgspec
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
@@ -89,7 +90,7 @@ def describe(case):
     figures = summarize_monitor(samples, *(window or [WINDOW]), used)
     parts = {"": figures, **{f"{device.index} ": device for device in figures.devices}}
     figures.devices = []
-    named = ((f"{part}{name}", value) for part, record in parts.items() for name, value in vars(record).items())
+    named = ((f"{part}{name}", value) for part, record in parts.items() for name, value in msgspec.to_builtins(record).items())
     texts = (
         (name, f"{v:.10g}" if isinstance(v, float) else v) for name, v in named if v is not None and name != "devices"
     )

@@ -1,8 +1,8 @@
 """The result of one job: its status, reason and log, and how long it is waited for."""
 
-import dataclasses
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from scalebench.core.json_files import write_json
@@ -174,7 +174,7 @@ def test_the_clock_of_the_scheduler_takes_precedence_over_those_of_two_hosts(tmp
     own = SchedulerRecord("slurm", "101", "main", ["h1", "h2"], queued_s=3600.0)
     for name, left in {"none": {}, "own": {"scheduler": own}}.items():
         result = end_of(tmp_path / name, runs((30.0, leaves_result(**left)), nodes="h[1-2]"))
-        assert result.scheduler == dataclasses.replace(own, queued_s=8.0), "and no state: it was not over yet"
+        assert result.scheduler == msgspec.structs.replace(own, queued_s=8.0), "and no state: it was not over yet"
     short = [(1.0, state("RUNNING", nodes="h1")), (2.0, leaves_result(scheduler=own))]
     assert end_of(tmp_path / "short", short).scheduler == own, "which is better than none"
 

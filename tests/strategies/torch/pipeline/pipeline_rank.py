@@ -1,9 +1,9 @@
 """One stage of a model that trains on random batches and writes its observations to observed<k>.json."""
 
-import dataclasses
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -61,7 +61,7 @@ def body(spec, strategy, record, progress):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         strategy.run_isolated_sync(observed["messages"])
     observed["isolated_sync"] = gloo_events(profiler)
-    observed["stages"] = [dataclasses.asdict(stage) for stage in strategy.stages()]
+    observed["stages"] = [msgspec.structs.asdict(stage) for stage in strategy.stages()]
     write_json(progress.folder / f"observed{record.rank}.json", observed)
 
 
