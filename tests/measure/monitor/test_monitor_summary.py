@@ -10,8 +10,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import pandas as pd
 import msgspec
+import pandas as pd
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
@@ -88,9 +88,10 @@ GOLDEN = ROOT / "tests/golden/monitor.txt"
 def describe(case):
     samples, used, *window = FIGURES[case]
     figures = summarize_monitor(samples, *(window or [WINDOW]), used)
-    parts = {"": figures, **{f"{device.index} ": device for device in figures.devices}}
+    records = {"": figures, **{f"{device.index} ": device for device in figures.devices}}
     figures.devices = []
-    named = ((f"{part}{name}", value) for part, record in parts.items() for name, value in msgspec.to_builtins(record).items())
+    parts = {part: msgspec.to_builtins(record) for part, record in records.items()}
+    named = ((f"{part}{name}", value) for part, record in parts.items() for name, value in record.items())
     texts = (
         (name, f"{v:.10g}" if isinstance(v, float) else v) for name, v in named if v is not None and name != "devices"
     )
