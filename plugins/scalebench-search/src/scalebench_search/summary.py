@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.markup import escape
 
+from scalebench.core.json_files import write_text
 from scalebench.sweeps.console import Console
 from scalebench_search.study import Study, Trial
 
@@ -27,7 +28,14 @@ SEARCH_KEYS = (
 def write_files(search: Study, folder: Path, arguments: Sequence[str]) -> None:
     """Write trials.csv and best.yaml in the sweep's folder; called after each trial, so that both outlive a crash."""
     keys = list(search.space.searched)
-    _write(folder / TRIALS_FILE, lambda file: _write_trials(file, keys, search))
+    rows = [["trial", "run", "state", search.settings.objective, *keys, "status", "reason"]]
+    for trial in sorted(search.trials(), key=lambda trial: trial.number):
+        values = [word.partition("=")[2] for word in trial.overrides] or [""] * len(keys)
+        value = "" if trial.value is None else repr(trial.value)
+        rows.append([str(trial.number), str(trial.run), trial.state, value, *values, trial.status, trial.reason])
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(folder / TRIALS_FILE, text.getvalue())
     best = search.best
     if best is not None and best.value is not None:
         about = {
@@ -40,7 +48,7 @@ def write_files(search: Study, folder: Path, arguments: Sequence[str]) -> None:
             "overrides": best.overrides,
             "command": command(best, arguments),
         }
-        _write(folder / BEST_FILE, lambda file: file.write(OmegaConf.to_yaml(OmegaConf.create(about))))
+        write_text(folder / BEST_FILE, OmegaConf.to_yaml(OmegaConf.create(about)))
 
 
 def print_summary(search: Study, folder: Path, arguments: Sequence[str], console: Console) -> None:
@@ -106,24 +114,3 @@ def _short(word: str) -> str:
     key, _, value = word.partition("=")
     number = re.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?|-?\d+e[+-]?\d+", value)
     return f"{key.rpartition('.')[2]}={float(value):.4g}" if number else f"{key.rpartition('.')[2]}={value}"
-
-
-def _write_trials(file: Any, keys: Sequence[str], search: Study) -> None:
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(["trial", "run", "state", search.settings.objective, *keys, "status", "reason"])
-    for trial in sorted(search.trials(), key=lambda trial: trial.number):
-        values = [word.partition("=")[2] for word in trial.overrides] or [""] * len(keys)
-        value = "" if trial.value is None else repr(trial.value)
-        rows.writerow([trial.number, trial.run, trial.state, value, *values, trial.status, trial.reason])
-
-
-def _write(path: Path, write: Any) -> None:
-    """Write a file completely or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            write(file)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
