@@ -157,4 +157,6 @@ def is_long_enough(series: BlockSeries, settings: MeasureSpec, elapsed_s: float)
     # A rank without losses, as the first stage of a pipeline is, counts its steps instead.
     amounts = series.samples if all(series.samples) else [series.steps] * len(series.seconds)
     seconds = [series.seconds[number] for number in kept]
-    return elapsed_s >= settings.min_s and precise_enough(seconds, [amounts[n] for n in kept], settings.target)
+    if elapsed_s < settings.min_s:
+        return False
+    return precise_enough(seconds, [amounts[n] for n in kept], settings.target, series.steps)

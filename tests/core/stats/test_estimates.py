@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.signal import lfilter
 from scipy.special import stdtrit
 from scipy.stats import ttest_1samp, ttest_ind
 
@@ -74,6 +75,23 @@ def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not(r
     assert naive_coverage(correlated, target=0.01) <= 0.75
     independent = autoregressive_s(runs, 2048, phi=0.0, seed=2)
     assert 0.92 <= find_coverage(stopped_by_rule(run, target=0.01) for run in independent) <= 0.98
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.8])
+def test_the_stopping_rule_may_look_at_a_few_blocks_of_many_steps(phi):
+    """The noise of steps, of 5 %, in blocks of 100: the first look, after 16 blocks, stops most of these runs."""
+    noise = np.random.default_rng(3).standard_normal((600, 64 * estimates.MANY_STEPS))
+    noise[:, 1:] *= math.sqrt(1 - phi**2)
+    runs = (1 + 0.05 * lfilter([1.0], [1.0, -phi], noise)).reshape(600, 64, -1).sum(axis=2)
+    steps, intervals, stopped = estimates.MANY_STEPS, [], []
+    for run in runs * TRUE_S * SAMPLES:
+        samples = np.full(64, SAMPLES * steps)
+        looks = (n for n in (16, 32) if precise_enough(run[:n], samples[:n], 0.02, steps))
+        stopped.append(next(looks, 64))
+        intervals.append(estimate_throughput(run[: stopped[-1]], samples[: stopped[-1]]))
+    assert find_coverage(intervals) >= 0.93 and np.mean(stopped) < 30
+    checks = {n for n in range(200) if precise_enough(np.full(n, 0.5), np.full(n, SAMPLES), 0.01, steps)}
+    assert checks == {16, 32, 64, 128}
 
 
 def test_student_t_is_that_of_scipy_and_its_table_needs_none(monkeypatch):
