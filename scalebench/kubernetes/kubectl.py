@@ -38,6 +38,15 @@ class Kubectl:
             raise KubectlError(f"kubectl {words[0]}: {text or f'exit status {done.returncode}'}")
         return done.stdout
 
+    def find_problem(self) -> str | None:
+        """Return why no JobSet can be made; None where the user may make them and the cluster knows them."""
+        try:
+            self.run("get", "--raw", "/apis/jobset.x-k8s.io/v1alpha2")
+            self.run("auth", "can-i", "create", "jobsets.jobset.x-k8s.io")
+        except KubectlError as error:
+            return str(error)
+        return None
+
     def read(self, *words: str) -> dict[str, Any]:
         """Return what `kubectl get` reads; KubectlError."""
         return dict(json.loads(self.run("get", *words, "--output", "json")))

@@ -74,6 +74,8 @@ def main(verb, *words):
                 if ended:
                     break
                 time.sleep(0.1)
+    elif verb == "auth" or words[0] == "--raw":
+        print("yes" if words[-1] in ("/apis/jobset.x-k8s.io/v1alpha2", "jobsets.jobset.x-k8s.io") else sys.exit("no"))
     elif verb == "get":
         pods = {"items": json.loads(os.environ.get("FAKE_PODS", "[]"))}
         print(json.dumps({"status": STATUS or {"terminalState": "Completed"}} if words[0] == "jobset" else pods))

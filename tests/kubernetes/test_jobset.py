@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 from omegaconf import OmegaConf
 
+from scalebench.__main__ import main
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
@@ -180,6 +181,12 @@ def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, 
     ((_, result),) = jobset_runs.follow([[[run]]], Console(False))
     assert result.status == status and re.fullmatch(reason, result.reason)
     assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
+
+
+def test_doctor_asks_the_cluster_for_jobset(kubectl, monkeypatch, capsys):
+    for path, status, text in ((str(kubectl.parent), 0, "1 ok, 0 differ"), ("/nowhere", 1, "No such file")):
+        monkeypatch.setenv("PATH", path)
+        assert main(["doctor", "hardware=kubernetes"]) == status and text in capsys.readouterr().out
 
 
 def test_without_kubectl_one_sentence_says_so(cluster, tmp_path):

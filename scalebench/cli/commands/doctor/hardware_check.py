@@ -33,6 +33,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.core.machine.machine import Machine, cache_folder, find_file_system
 from scalebench.core.spec import Config, HardwareSpec
+from scalebench.kubernetes.kubectl import Kubectl
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.slurm.partition import PartitionNode
 
@@ -82,6 +83,9 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
 def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple[list[CheckResult], str | None]:
     """Return all lines and, where this host is no node, the command that checks one."""
     hardware = config.hardware
+    if hardware.scheduler == "kubernetes":  # whose nodes can only be seen from pods
+        problem = Kubectl(hardware.kubernetes.namespace).find_problem()
+        return [check_value("cluster", "JobSet v1alpha2", problem or "JobSet v1alpha2", problem is None)], None
     node = check_node(hardware, host, in_allocation())
     if hardware.scheduler != "slurm":
         return node + (check_shared_folders(config) if hardware.hosts or hardware.max_nodes > 1 else []), None
