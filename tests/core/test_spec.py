@@ -151,11 +151,19 @@ def changed(config, key):
 def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_keys_do():
     before = compute_fingerprint(specs.Config(), 2, "cpu")
     same = {key for key in FIELDS if compute_fingerprint(changed(specs.Config(), key), 2, "cpu") == before}
-    script = {
-        key for key in FIELDS if key.startswith("script.") and key != "script.path"
-    }  # without one they are unused
+    # Without a script, and without pods, they are unused.
+    script = {key for key in FIELDS if key.startswith("script.") and key != "script.path"}
+    pods = {key for key in FIELDS if key.startswith("hardware.kubernetes.")}
     # `gpus` is an argument of compute_fingerprint, since null means a default.
-    assert same == OF_THE_PROGRAM | QUEUEING | {"gpus"} | OF_CURVES | {f"strategy.{key}" for key in OF_CHECKS} | script
+    assert (
+        same
+        == OF_THE_PROGRAM | QUEUEING | {"gpus"} | OF_CURVES | {f"strategy.{key}" for key in OF_CHECKS} | script | pods
+    )
+    config = specs.Config()
+    config.hardware.scheduler = "kubernetes"
+    before = compute_fingerprint(config, 2, "cpu")
+    same = {key.rpartition(".")[2] for key in pods if compute_fingerprint(changed(config, key), 2, "cpu") == before}
+    assert same == {"namespace", "queue", "claim"}
     config = specs.Config()
     config.script.path = "train.py"
     for key in script - {"script.first_step_s"}:

@@ -12,7 +12,7 @@ from scalebench import plugin_api, testing
 from scalebench.cli.commands import new
 from scalebench.core import plugins
 from scalebench.core.config_files import strategy_option_defaults
-from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec, StopSpec, TrainSpec
+from scalebench.core.spec import Config, HardwareSpec, KubernetesSpec, MeasureSpec, SlurmSpec, StopSpec, TrainSpec
 from scalebench.strategies.base import Probes, Strategy
 from scalebench.strategies.registry import built_in_strategies
 from scripts import docs
@@ -65,7 +65,7 @@ def test_every_key_is_in_the_config_page():
         "script",
     }  # of Config: sections of their own
     kinds = {Config: "", TrainSpec: "Training", StopSpec: "Training", MeasureSpec: "Measuring"}
-    for kind, section in {**kinds, HardwareSpec: "Hardware", SlurmSpec: "Hardware"}.items():
+    for kind, section in (kinds | dict.fromkeys((HardwareSpec, SlurmSpec, KubernetesSpec), "Hardware")).items():
         cells = re.findall(r"`([\w.]+)`", sections[section])
         named = {name for cell in cells for name in (cell, cell.partition(".")[0])}
         prefix = "stop." if kind is StopSpec else ""
@@ -76,7 +76,7 @@ def test_every_key_is_in_the_config_page():
 def test_every_variable_of_a_user_and_every_column_is_described():
     ours = set(
         "PARENT_PID LAUNCHER ADDRESSES RUN_ID LISTEN_ADDRESS CPUS CXX PYTHON USER_FOLDERS CLAIM PROGRAM HOROVOD "
-        "AGENT_KEY".split()
+        "AGENT_KEY JOBSET PODS".split()
     )  # processes', and of make
     folders = [ROOT / name for name in ("scalebench", "conf")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
