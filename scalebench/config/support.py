@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 
 from scalebench.config import horovod_build
 from scalebench.config.placement import Placement, find_binding_problem
 from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.kubernetes.kubectl import has_kubectl
-from scalebench.slurm.commands import Slurm, in_allocation
+from scalebench.slurm.commands import Slurm, find_site, in_allocation
 from scalebench.strategies import registry
 from scalebench.workloads import user_code
+
+# By scheduler, the command that submits jobs, and whether jobs can be submitted or this process runs in one.
+CLUSTERS: dict[str, tuple[str | None, Callable[[HardwareSpec], bool]]] = {
+    "none": (None, lambda hardware: bool(hardware.hosts)),
+    "slurm": ("sbatch", lambda hardware: in_allocation() or Slurm(hardware.slurm.bin).has("sbatch")),
+    "kubernetes": ("kubectl", lambda hardware: has_kubectl()),
+}
 
 
 def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) -> list[str]:
@@ -79,7 +87,7 @@ def _check_machine(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
 def _check_allocation(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
     """List why the job that this process runs in has too few nodes."""
     granted = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if hardware.scheduler != "slurm" or not in_allocation() or not granted.isdigit() or nodes <= int(granted):
+    if find_site(hardware) != "allocation" or not granted.isdigit() or nodes <= int(granted):
         return []
     has = "1 node" if granted == "1" else f"{granted} nodes"
     return [f"gpus={gpus} need {nodes} nodes, and this job has {has}; ask for more, or lower gpus"]
@@ -169,9 +177,7 @@ def _check_strategy(config: Config, gpus: int, nodes: int) -> list[str]:
 
 def is_reachable(hardware: HardwareSpec) -> bool:
     """Return whether jobs can be submitted to that machine from here, or this process runs in one."""
-    if hardware.scheduler == "slurm":
-        return in_allocation() or Slurm(hardware.slurm.bin).has("sbatch")
-    return has_kubectl() if hardware.scheduler == "kubernetes" else bool(hardware.hosts)
+    return CLUSTERS[hardware.scheduler][1](hardware)
 
 
 def find_launch_problem(strategy: StrategySpec) -> str | None:
@@ -187,11 +193,10 @@ def _describe_unreachable(hardware: HardwareSpec) -> str:
     model = hardware.gpu_model or "device"
     gpus_here = machine.count_gpus()
     local = f"{gpus_here} GPUs" if gpus_here else machine.find_unsupported_gpus() or "no GPU"
-    if hardware.scheduler == "slurm":  # which cannot be reached
-        local += " and no sbatch" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
-    local += " and no kubectl" if hardware.scheduler == "kubernetes" else ""
-    wants = f"{hardware.gpus_per_node} x {model} a node"
-    behind = f", behind {hardware.scheduler}" if hardware.scheduler != "none" else ""
+    wants, behind = f"{hardware.gpus_per_node} x {model} a node", ""
+    if command := CLUSTERS[hardware.scheduler][0]:
+        local += f" and no {command}" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
+        behind = f", behind {hardware.scheduler}"
     return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {local}; use hardware=local"
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scalebench.core.spec import HardwareSpec
+
 COMMAND_TIMEOUT_S = 20.0  # a command reports a controller that does not answer after 9 to 18 s
 MAX_MESSAGE_CHARACTERS = 300
 # Not passed on: a user's defaults for squeue and sacct would hide jobs or change the format.
@@ -63,6 +65,14 @@ class JobRefused(SlurmError):
 def in_allocation() -> bool:
     """Return whether this process runs in an allocation."""
     return bool(os.environ.get("SLURM_JOB_ID"))
+
+
+def find_site(hardware: HardwareSpec) -> str:
+    """Return where runs on this hardware start: `here`, in the `allocation` of SLURM that this process is in, in a job
+    of its `queue`, or on `pods` of Kubernetes."""
+    if hardware.this_machine or hardware.scheduler == "none":
+        return "here"
+    return "pods" if hardware.scheduler == "kubernetes" else "allocation" if in_allocation() else "queue"
 
 
 class Slurm:

@@ -16,7 +16,7 @@ from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE, RunKey, copy_run
 from scalebench.core.spec import RunSpec
 from scalebench.kubernetes.jobset import is_on_pods
-from scalebench.slurm.commands import Slurm, in_allocation
+from scalebench.slurm.commands import Slurm, find_site
 from scalebench.slurm.submit import Submission, read_submission, submit_job
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_s
@@ -26,24 +26,21 @@ if TYPE_CHECKING:
     from scalebench.sweeps.plan import SweepRun
 
 
+QUEUES = ("queue", "pods")  # where a run waits for nodes
+
+
 class UserDetached(KeyboardInterrupt):
     """The user detached; the jobs keep running."""
 
 
 def is_submitted(spec: RunSpec) -> bool:
     """Return whether this run becomes a job. Within an allocation, and where it is unsupported, it does not."""
-    return spec.can_start and is_for_cluster(spec)
+    return spec.can_start and find_site(spec.config.hardware) in QUEUES
 
 
 def select_submitted(runs: Sequence[SweepRun]) -> list[SweepRun]:
     """Return those of the runs that become jobs."""
     return [run for run in runs if run.earlier is None and is_submitted(run.spec)]
-
-
-def is_for_cluster(spec: RunSpec) -> bool:
-    """Return whether this run is one for a scheduler, and not within an allocation already."""
-    hardware = spec.config.hardware
-    return hardware.scheduler != "none" and not hardware.this_machine and not in_allocation()
 
 
 def adopt(submitted: Sequence[SweepRun], planned: Sequence[SweepRun], sweep_dir: Path) -> list[SweepRun]:

@@ -28,10 +28,11 @@ from scalebench.core.run_folder import remove_run
 from scalebench.core.spec import RunSpec
 from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 from scalebench.measure.progress import RankProgress
-from scalebench.runner.launchers import pods, srun
+from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER
 from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.runner.turns import Turns
+from scalebench.slurm.commands import find_site
 
 # After so many rounds, and then at each doubling, the precision of the ratios is examined: at every round, chance alone
 # would end the cohort too early.
@@ -263,7 +264,7 @@ class Cohort:
     def _fits(self, more: Sequence[Member], started: Sequence[Member]) -> bool:
         """Return whether there is memory for more runs, on this host or on the nodes of the job."""
         need = sum(_memory_per_node(member, started) for member in more)
-        if srun.uses_allocation(more[0].spec) or pods.list_pods():
+        if find_site(more[0].spec.config.hardware) in ("allocation", "pods"):
             limit = srun.node_memory_bytes(more[0].spec)
             need += sum(_memory_per_node(other, started) for other in started)
             return limit is None or need < (1 - FREE_MEMORY_SHARE) * limit

@@ -18,7 +18,7 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RunKey
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
-from scalebench.slurm.commands import in_allocation
+from scalebench.slurm.commands import find_site
 
 TURN_LAUNCHERS = ("local", "mpi")
 MAX_RUNS = 10_000  # all are composed and checked before the first: some 10 ms each, and 90 ms for files of its own
@@ -185,8 +185,7 @@ def turns_reason(spec: RunSpec) -> str | None:
     if config.strategy.launcher not in TURN_LAUNCHERS:
         return f"its ranks are started {config.strategy.launcher.replace('_', ' ')}"
     hardware = config.hardware
-    is_submitted = hardware.scheduler == "slurm" and not (hardware.this_machine or in_allocation())
-    if is_submitted and hardware.slurm.jobs == "per_run":
+    if find_site(hardware) == "queue" and hardware.slurm.jobs == "per_run":
         return OWN_JOBS
     if config.hardware.hosts:
         return "its ranks are on several hosts"

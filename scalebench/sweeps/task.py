@@ -29,8 +29,8 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE
-from scalebench.kubernetes.jobset import is_on_pods
 from scalebench.measure.progress import RankProgress
+from scalebench.slurm.commands import find_site
 from scalebench.sweeps import cluster_runs, folders, job_plan, plan
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_left_s
@@ -362,7 +362,7 @@ class SweepSession:
         """Print what would be run in the folder of a sweep (`several`), or in that of a single run, and take the exit
         status that it would have; `jobs` have their runs in units."""
         self._refused_status = compute_exit_status([run.expect()[0] for run in planned], self._is_strict)
-        on_cluster = [run for run in planned if several and cluster_runs.is_for_cluster(run.spec)]
+        on_cluster = [run for run in planned if several and find_site(run.spec.config.hardware) in cluster_runs.QUEUES]
         if local := [run for run in planned if run not in on_cluster]:
             keys = find_swept_keys(planned)
             self.console.print_plan(local, [name_settings(run.overrides, keys) for run in local])
@@ -467,7 +467,9 @@ def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
         user_code = (d.builder, d.code_digest, d.requested_size, str(d.options))
         key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, user_code, samples)
         # In pods the agents make the samples.
-        has_no_cache = is_on_pods(spec) or spec.config.script.path is not None or d.loader is not None
+        has_no_cache = (
+            find_site(spec.config.hardware) == "pods" or spec.config.script.path is not None or d.loader is not None
+        )
         if not spec.can_start or has_no_cache or key in seen:
             continue
         seen.add(key)

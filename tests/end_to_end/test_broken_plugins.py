@@ -153,7 +153,7 @@ def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch):
     spec = simulated_spec()
     hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", this_machine=False)
     spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
-    monkeypatch.setattr(cluster_runs, "in_allocation", lambda: False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert cluster_runs.is_submitted(spec)
     assert not cluster_runs.is_submitted(dataclasses.replace(spec, plugin_error=LINE))
     monkeypatch.setattr(datasets, "prepare", lambda config: pytest.fail("data were made"))

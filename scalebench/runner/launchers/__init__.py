@@ -33,13 +33,10 @@ def launch(spec: RunSpec, folder: Path, run_id: str, *options: Any, **more: Any)
 
 def choose_launcher(spec: RunSpec) -> str:
     """Return the name of a run's launcher: on the nodes of a job SLURM starts the ranks, unless mpirun must."""
-    from scalebench.kubernetes.jobset import is_on_pods
-    from scalebench.runner.launchers.srun import uses_allocation
+    from scalebench.slurm.commands import find_site
 
     if spec.config.script.command is not None:
         return "command"
-    if is_on_pods(spec):
-        return "pods"
     name, slurm = spec.config.strategy.launcher, spec.config.hardware.slurm
     by_step = name == "local" or (name == "mpi" and slurm.mpi != "mpirun")
-    return "slurm" if by_step and uses_allocation(spec) else name
+    return {"pods": "pods", "allocation": "slurm" if by_step else name}.get(find_site(spec.config.hardware), name)

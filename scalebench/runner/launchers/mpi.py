@@ -32,6 +32,7 @@ from scalebench.runner.launchers.agents import AgentRanks
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, is_this_host
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
+from scalebench.slurm.commands import find_site
 
 IGNORED_WARNING = re.compile(
     r"(\[\S+\] plm:rsh: )?Warning: "
@@ -52,8 +53,8 @@ def launch(request: LaunchRequest) -> GroupExit:
     The messages of mpirun itself go to mpirun.log. With `debug`, rank 0 has its standard streams in the foreground, as
     far as mpirun forwards them.
     """
-    spec, folder, on_nodes = request.spec, request.folder, srun.uses_allocation(request.spec)
-    hardware = spec.config.hardware
+    spec, folder, hardware = request.spec, request.folder, request.spec.config.hardware
+    on_nodes = find_site(hardware) == "allocation"
     group = AgentRanks(request, [*map(str, range(spec.processes))], "mpirun", MPIRUN_LOG, find_mpirun_failure)
 
     def start() -> None:

@@ -20,7 +20,7 @@ from scalebench.runner.launchers.agents import AgentRanks
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.commands import Slurm, SlurmError, expand_nodes, in_allocation
+from scalebench.slurm.commands import Slurm, SlurmError, expand_nodes, find_site
 from scalebench.slurm.job_states import parse_scontrol
 from scalebench.slurm.resources import ARBITRARY, count_gpus_per_node, srun_command
 from scalebench.slurm.submit import read_submission
@@ -104,12 +104,6 @@ def step_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
 
 
-def uses_allocation(spec: RunSpec) -> bool:
-    """Return whether the ranks of `spec` run on nodes of the job that this process is in."""
-    hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.this_machine and in_allocation()
-
-
 def job_nodes(bin: str | None = None) -> list[str]:
     """Return the names of the job's nodes, in SLURM's order; StartError where they are unknown."""
     names = next((os.environ[name] for name in NODE_LISTS if os.environ.get(name)), None)
@@ -182,7 +176,7 @@ def node_memory_bytes(spec: RunSpec) -> int | None:
 def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
     """Describe the job that this process is in; None outside of one, and for a run that does not use it. Its time in
     the queue, by SLURM's own clock, is known where it was submitted for this run."""
-    if not uses_allocation(spec):
+    if find_site(spec.config.hardware) != "allocation":
         return None
     slurm = Slurm(spec.config.hardware.slurm.bin)
     record = SchedulerRecord("slurm", os.environ[JOB_ID], os.environ.get(PARTITION))
