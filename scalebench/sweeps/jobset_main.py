@@ -15,7 +15,7 @@ from pathlib import Path
 from scalebench.core.json_files import format_json, read_tail
 from scalebench.core.process import KEY_VARIABLE
 from scalebench.core.result import Result
-from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE
+from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, monitor_path
 from scalebench.kubernetes.jobset import JOBSET_VARIABLE
 from scalebench.runner.jobs.job import JobRun, JobRuns
 from scalebench.runner.launchers import pods
@@ -30,11 +30,11 @@ MAX_LOG_BYTES = 1 << 16  # of the rank that failed
 def pack_runs(units: Sequence[Iterable[SweepRun]]) -> bytes:
     """Return the runs of a JobSet, whose units follow each other, as the leader reads them from its Secret."""
     runs = [[JobRun(run.number, str(run.number), run.bare) for run in unit] for unit in units]
-    files = {f"{run.number}/{SPEC_FILE}": format_json(run.spec) for unit in units for run in unit}
-    return _pack(files | {JOB_RUNS_FILE: format_json(JobRuns(runs))})
+    files = {f"{run.number}/{SPEC_FILE}": format_json(run.spec).encode() for unit in units for run in unit}
+    return _pack(files | {JOB_RUNS_FILE: format_json(JobRuns(runs)).encode()})
 
 
-def unpack_result(line: str) -> tuple[int, dict[str, str]]:
+def unpack_result(line: str) -> tuple[int, dict[str, bytes]]:
     """Return the number of a run and its files from a line of the leader's log; ValueError for another line."""
     prefix, number, content = line.split(" ")
     if prefix != PREFIX:
@@ -42,28 +42,30 @@ def unpack_result(line: str) -> tuple[int, dict[str, str]]:
     return int(number), _unpack(base64.b64decode(content))
 
 
-def _pack(files: dict[str, str]) -> bytes:
-    return gzip.compress(json.dumps(files).encode())
+def _pack(files: dict[str, bytes]) -> bytes:
+    tree = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    return gzip.compress(json.dumps(tree).encode())
 
 
-def _unpack(content: bytes) -> dict[str, str]:
-    return {str(name): str(text) for name, text in json.loads(gzip.decompress(content)).items()}
+def _unpack(content: bytes) -> dict[str, bytes]:
+    return {str(name): base64.b64decode(text) for name, text in json.loads(gzip.decompress(content)).items()}
 
 
 def print_files(run: CohortRun, result: Result) -> None:
-    """Print the result of a run, with the end of the log that explains a failure."""
-    files = {RESULT_FILE: format_json(result)}
+    """Print the result of a run, with the series of its monitors and the end of the log that explains a failure."""
+    paths = (run.folder / RESULT_FILE, *(monitor_path(run.folder, node) for node in range(run.spec.nodes)))
+    files = {path.name: path.read_bytes() for path in paths if path.exists()}
     with contextlib.suppress(OSError):
         if result.log is not None:
-            files[result.log] = read_tail(run.folder / result.log, MAX_LOG_BYTES)
+            files[result.log] = read_tail(run.folder / result.log, MAX_LOG_BYTES).encode()
     print(PREFIX, run.number, base64.b64encode(_pack(files)).decode(), flush=True)
 
 
 def main(path: str, port: str) -> int:
     folder = Path(os.environ[JOBSET_VARIABLE]).absolute()
-    for name, text in _unpack(Path(path).read_bytes()).items():
+    for name, content in _unpack(Path(path).read_bytes()).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_bytes(content)
     pods.listen(int(port), os.environ.pop(KEY_VARIABLE))
     run_job(str(folder), print_files)
     return 0

@@ -105,7 +105,7 @@ class _JobSet:
     def _read(self, line: str) -> Iterator[tuple[SweepRun, Result]]:
         try:
             number, files = unpack_result(line)
-        except (ValueError, OSError, EOFError):
+        except (ValueError, AttributeError, OSError, EOFError):
             self._console.print_line(clean_text(line))
             return
         if (run := self._left.pop(number, None)) is None:
@@ -113,9 +113,9 @@ class _JobSet:
         with process.defer_signals():
             run.folder.mkdir(parents=True, exist_ok=True)
             write_spec(run.spec, run.folder)
-            for name, text in files.items():
+            for name, content in files.items():
                 if name == RESULT_FILE or OUTPUT_FILES.fullmatch(name):
-                    (run.folder / name).write_text(text, encoding="utf-8")
+                    (run.folder / name).write_bytes(content)
         yield run, read_result(run.folder / RESULT_FILE)
 
     def _read_status(self) -> dict[str, Any]:

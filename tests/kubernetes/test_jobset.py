@@ -132,12 +132,13 @@ def cluster(kubectl, tmp_path):
 
 SMALL = (
     "hardware.gpus_per_node=1 hardware.cpus_per_node=1 measure=quick measure.probes=false measure.min_s=0.3 "
-    "measure.monitor=false dataset.size=2000"
+    "dataset.size=2000"
 ).split()
 
 
 def test_runs_take_turns_in_the_pods_of_a_jobset(cluster, tmp_path):
-    words = ["strategy=simulated", "gpus=2", "measure.repeats=2", "train.batch_per_device=8,16", "baseline=none"]
+    text = "strategy=simulated gpus=2 measure.repeats=2 measure.monitor=false train.batch_per_device=8,16 baseline=none"
+    words = text.split()
     done = cluster("--multirun", *SMALL, *words, "sweep.report=false", "hydra.sweep.dir=sweep")
     logs = {path.parent.name: path.read_text() for path in (tmp_path / "state").glob("*/log")}
     assert done.returncode == 0, (done.stdout, done.stderr, logs)
@@ -212,3 +213,5 @@ def test_ddp_trains_in_two_pods(cluster, tmp_path):
     result = read_result(tmp_path / "run" / "result.json")
     assert (result.status, result.reason, done.returncode) == ("ok", None, 0)
     assert result.scheduler.nodes == ["localhost", "127.0.0.1"] and result.scale.nodes == 2
+    left = {path.name for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert left == {"spec.json", "result.json", "monitor.parquet", "monitor1.parquet"} and result.other_machines
