@@ -66,6 +66,7 @@ class TorchStrategy(Strategy):
     graphs: StepGraphs | None = None  # with train.compile=graphs
     builds_on_host: ClassVar[bool] = False  # true: `wrap` moves the model to its device in parts, and builds optimizer
     is_sharded: ClassVar[bool] = False  # in evaluation, too, when all processes compute equally many batches
+    min_torch: ClassVar[tuple[int, int]] = (2, 4)  # version of PyTorch
     communicates_in_parts: ClassVar[bool] = False  # of a step: all processes have to have equally many
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
@@ -101,6 +102,9 @@ class TorchStrategy(Strategy):
 
     def setup(self) -> None:
         train = self.spec.config.train
+        if tuple(map(int, torch.__version__.split(".")[:2])) < self.min_torch:
+            name, (major, minor) = self.spec.config.strategy.name, self.min_torch
+            raise Unsupported(f"{name} needs PyTorch {major}.{minor} or newer, found {torch.__version__}: update torch")
         refusals.refuse(refusals.training_rule(self.spec))
         devices.set_threads(self.place.threads)
         self.device = devices.choose_device(self.spec.device, self.place.devices[0])

@@ -44,6 +44,18 @@ def test_weights_start_from_the_seed_and_errors_of_the_setup_are_raised(strategy
         strategy("ddp_gloo", train__optimizer="adamm")  # after the group was joined; the fixture closes it
 
 
+@pytest.mark.parametrize(
+    ("name", "newest", "needed"),
+    [("pipeline_1f1b", "2.9.1+cpu", "2.10"), ("fsdp_tp", "2.8.0", "2.9"), ("hsdp", "2.8", "2.9")],
+)
+def test_an_older_pytorch_is_unsupported(strategy, monkeypatch, name, newest, needed):
+    monkeypatch.setattr(torch, "__version__", newest)
+    with pytest.raises(
+        Unsupported, match=f"^{name} needs PyTorch {needed} or newer, found {re.escape(newest)}: update"
+    ):
+        strategy(name)
+
+
 @pytest.mark.gpu
 def test_memory_that_the_allocator_reserved(strategy, monkeypatch):
     bare = strategy("bare_torch")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import ScheduleGPipe
 
 from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import LossPart, Unsupported, never_measured
+from scalebench.strategies.base import LossPart, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message, TorchGroup
@@ -40,6 +38,7 @@ class ModelParallel(GroupStrategy):
     outputs) cover all stages.
     """
 
+    min_torch = (2, 10)  # whose schedules need not keep the outputs of a step
     schedule: str = "gpipe"
     micro_batches: int = 1
     stage_count: int
@@ -63,10 +62,8 @@ class ModelParallel(GroupStrategy):
         return 1
 
     def setup(self) -> None:
-        name, parts = self.spec.config.strategy.name, getattr(self.options, "micro_batches", 1)
+        parts = getattr(self.options, "micro_batches", 1)
         refusals.refuse(refusals.stages_rule(self.spec, self.schedule, self.stage_count, parts))
-        if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
-            raise Unsupported(f"{name} needs newer pipelines than those of PyTorch {torch.__version__}: update torch")
         self.micro_batches = self.count_micro_batches()
         super().setup()
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import Unsupported, create_on_all_ranks, never_measured
+from scalebench.strategies.base import create_on_all_ranks, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.group import all_gather, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
@@ -149,7 +149,7 @@ class _ReduceScatter(_Collective):
 
 try:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-except ImportError:  # an older PyTorch, for which Fsdp.setup raises Unsupported
+except ImportError:  # an older PyTorch, which setup refuses
     FSDPModule = MixedPrecisionPolicy = fully_shard = None  # type: ignore[assignment,misc]
 
 
@@ -165,18 +165,13 @@ class Fsdp(GroupStrategy):
     """
 
     net: Any
+    min_torch = (2, 9)  # whose collectives can be replaced
     builds_on_host = is_sharded = communicates_in_parts = True  # each part gathers the weights
     syncs_gradients = True
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._all_gathers: list[_AllGather] = []
-
-    def setup(self) -> None:
-        if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-            name = self.spec.config.strategy.name
-            raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
-        super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.check_optimizer_divisible()
@@ -294,6 +289,8 @@ class Hsdp(Fsdp):
 class FsdpTensorParallel(TensorParallel, Fsdp):
     """fully_shard of split layers: neighbours on a node have parts of each layer, as under TensorParallel, and train on
     the same samples; processes with the same parts shard them among each other, as under Fsdp."""
+
+    min_torch = Fsdp.min_torch
 
     def axes(self) -> dict[str, int]:
         layer = 1 if self.spec.processes == 1 else int(self.options.tensor_parallel)  # one device is its own baseline

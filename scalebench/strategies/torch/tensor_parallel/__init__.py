@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, Unsupported, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
@@ -12,12 +10,12 @@ from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.step_module import StepModule
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
 
-MIN_TORCH_VERSION = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
-
 
 class TensorParallel(GroupStrategy):
     """One process per device, all on the same samples. Activations are communicated within both passes; gradients are
     not synchronized, since all processes compute the same ones for the weights that are not split."""
+
+    min_torch = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -25,12 +23,6 @@ class TensorParallel(GroupStrategy):
 
     def axes(self) -> dict[str, int]:
         return {"layer": self.spec.processes}
-
-    def setup(self) -> None:
-        name = self.spec.config.strategy.name
-        if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH_VERSION:
-            raise Unsupported(f"{name} needs PyTorch 2.7 or newer, and here is {torch.__version__}")
-        super().setup()
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         """Train one step; ranks that share layers have the same loss, which the first of them returns."""
