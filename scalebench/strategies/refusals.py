@@ -42,6 +42,14 @@ def refuse(reasons: Reasons) -> None:
         raise Unsupported(reason)
 
 
+def refuse_settings(kind: type, spec: RunSpec, options: Any) -> None:
+    """Raise Unsupported where a strategy of PyTorch refuses a run, by the rule of its class or of the nearest base."""
+    refuse(training_rule(spec))
+    rule = next((RULES[each.__name__] for each in kind.__mro__ if each.__name__ in RULES), None)
+    if rule is not None:
+        refuse(rule(spec, options))
+
+
 def setting_reasons(config: Config) -> Reasons:
     """Yield what the strategy's `cannot` says of settings of this run, first of those that it refuses by themselves.
 

@@ -105,7 +105,7 @@ class TorchStrategy(Strategy):
         if tuple(map(int, torch.__version__.split(".")[:2])) < self.min_torch:
             name, (major, minor) = self.spec.config.strategy.name, self.min_torch
             raise Unsupported(f"{name} needs PyTorch {major}.{minor} or newer, found {torch.__version__}: update torch")
-        refusals.refuse(refusals.training_rule(self.spec))
+        refusals.refuse_settings(type(self), self.spec, self.options)
         devices.set_threads(self.place.threads)
         self.device = devices.choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device, train.clip_norm)

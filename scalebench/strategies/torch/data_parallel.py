@@ -11,7 +11,6 @@ from torch.cuda import comm
 from torch.nn.parallel import DataParallel
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported, never_measured
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.devices import PeakMemory
@@ -34,7 +33,6 @@ class SingleProcessDataParallel(TorchStrategy):
         self._buffers: dict[int, list[Tensor]] = {}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        refusals.refuse(refusals.data_parallel_rule(self.spec, self.options))
         if self.device.type != "cuda":  # DataParallel would call the model directly
             raise Unsupported("data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device")
         copies = DataParallel(_Outputs(self.model), [each.index for each in self._devices()], self.device)

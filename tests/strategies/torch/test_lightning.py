@@ -96,8 +96,8 @@ def test_a_lightning_without_that_broadcast(strategy, monkeypatch):
         strategy("lightning_ddp_gloo", strategy__options__sigterm="never")
 
 
-def test_uneven_nodes_are_unsupported():
-
+def test_uneven_nodes_are_unsupported(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which Lightning would set
     spec = spec_of("lightning_ddp_gloo", 3)
     spec.nodes, spec.places[2] = 2, RankPlacement(2, 0, 1, [0], [], 1)
     with pytest.raises(Unsupported, match=r"\[2, 1\]"):

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported, check_group
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
@@ -151,7 +150,6 @@ class GroupTrainerStrategy(TrainerStrategy):
         self._sync_on = True
 
     def setup(self) -> None:
-        refusals.refuse(refusals.lightning_rule(self.spec, self.options))
         if self.options.sigterm == "never" and not hasattr(_TrainingEpochLoop, SIGTERM_HOOK):
             raise Unsupported(
                 f"strategy.options.sigterm=never: pytorch_lightning {pl.__version__} has no {SIGTERM_HOOK} to switch "

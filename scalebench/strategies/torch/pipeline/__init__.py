@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
@@ -61,14 +60,8 @@ class ModelParallel(GroupStrategy):
         """Return the number of parts in which a batch passes through the stages."""
         return 1
 
-    def setup(self) -> None:
-        parts = getattr(self.options, "micro_batches", 1)
-        refusals.refuse(refusals.stages_rule(self.spec, self.schedule, self.stage_count, parts))
-        self.micro_batches = self.count_micro_batches()
-        super().setup()
-
     def join(self) -> TorchGroup | None:
-        group = super().join()
+        group, self.micro_batches = super().join(), self.count_micro_batches()
         index, stages = self.place.rank % self.stage_count, self.stage_count
         self.stage = StagePlace(index, stages, self.device, self.mesh.get_group("stage"))
         return group

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import create_on_all_ranks, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.group import all_gather, reduce_scatter
@@ -275,10 +274,6 @@ class Hsdp(Fsdp):
     """fully_shard over a mesh of two axes: the processes along one share a copy of weights, gradients and optimizer
     state as under Fsdp; those along the other have the same shard, and average its gradients."""
 
-    def setup(self) -> None:
-        refusals.refuse(refusals.hsdp_rule(self.spec, self.options))
-        super().setup()
-
     def axes(self) -> dict[str, int]:
         processes = self.spec.processes
         shards = self.options.shards or default_shards(processes, self.spec.nodes)
@@ -295,10 +290,6 @@ class FsdpTensorParallel(TensorParallel, Fsdp):
     def axes(self) -> dict[str, int]:
         layer = 1 if self.spec.processes == 1 else int(self.options.tensor_parallel)  # one device is its own baseline
         return {"shard": self.spec.processes // layer, "layer": layer}
-
-    def setup(self) -> None:
-        refusals.refuse(refusals.fsdp_tp_rule(self.spec, self.options))
-        super().setup()
 
 
 def default_shards(processes: int, nodes: int) -> int:
