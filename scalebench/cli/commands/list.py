@@ -30,41 +30,6 @@ from scalebench.strategies import registry
 MAX_OVERVIEW_NAMES = 6
 OTHERS = "others"
 UNLISTED_KEYS = ("name", "description", "sources", "requires", "adapter", "cannot")  # of a YAML file
-# Title of each group, and patterns of its names in the order in which they are shown. A name belongs to the first group
-# that it matches.
-GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
-    "strategy": {
-        "your own program": ("script",),
-        "data parallel, PyTorch": (
-            *("ddp", "lightning_ddp", "accelerate", "ddp_*", "lightning_ddp_*", "data_parallel"),
-        ),
-        "sharded data parallel, PyTorch": (
-            *("fsdp", "lightning_fsdp", "hsdp", "deepspeed_*", "fsdp_*", "lightning_fsdp_*", "zero*"),
-        ),
-        "data parallel, Horovod": ("horovod", "horovod_[gmn]*", "horovod_*", "lightning_horovod"),
-        "data parallel, TensorFlow": ("mirrored", "mirrored_*", "multiworker*", "parameter_server*", "central_*"),
-        "model parallel": ("tensor_parallel", "pipeline*", "hybrid", "model_parallel*"),
-        "without gradient synchronization": ("bare_*", "independent_*"),
-        "of the studies": ("avolkov1_*", "kuza55_*", "multi_gpu_model"),
-        "for tests of scalebench": ("simulated",),
-    },
-    "model": {
-        "ImageNet": ("resnet50", "resnet101", "resnet152", "resnet50_*", "inception*", "vgg*", "alexnet"),
-        "CIFAR-10": ("*cifar10*", "densenet*"),
-        "language": ("gpt*",),
-        "your own": ("custom",),
-    },
-    "hardware": {
-        "this machine": ("local", "cpu"),
-        "clusters, to adapt": ("slurm", "kubernetes", "dgx_h100"),
-        "the test cluster": ("testcluster",),
-        "machines of the studies": ("*",),
-    },
-    "sweep": {
-        "to begin with": ("demo", "gpus", "strategies", "batch_size"),
-        "of the studies": ("thesis_*", "cifar_*", "keras_multi_gpu", "variable_update", "cross_device_ops"),
-    },
-}
 LAST_TITLES = ("of the studies", "for tests of scalebench")  # strategies of these are shown with --all
 
 
@@ -98,10 +63,11 @@ def list_names(group: str) -> list[str]:
 
 
 def group_names(group: str, names: list[str]) -> dict[str, list[str]]:
-    """Return names by the title of their group, in the order of GROUPS; then those of each plugin, and all others."""
+    """Return names by the title of their group, as list_groups.yaml has them; then those of each plugin, and others."""
     rest = sorted((name for name in names if _find_origin(group, name) == BUILT_IN), key=split_number)
     grouped: dict[str, list[str]] = {}
-    for title, patterns in GROUPS.get(group, {}).items():
+    titles = config_files.read_yaml(Path(__file__).with_name("list_groups.yaml"))
+    for title, patterns in titles.get(group, {}).items():
         grouped[title] = list(dict.fromkeys(name for pattern in patterns for name in fnmatch.filter(rest, pattern)))
         rest = [name for name in rest if name not in grouped[title]]
     for name in sorted(names, key=split_number):

@@ -77,14 +77,21 @@ def distribution_name(name: str) -> str:
     return f"scalebench-{name.replace('_', '-')}"
 
 
-def render(name: str) -> dict[Path, str]:
-    """Return the text of each file by its path within the distribution."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE_FOLDER),
+def make_environment(folder: Path) -> jinja2.Environment:
+    """Return what reads the templates of a folder. Lines with nothing but a tag leave none."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         autoescape=False,  # nothing here is HTML
     )
+
+
+def render(name: str) -> dict[Path, str]:
+    """Return the text of each file by its path within the distribution."""
+    environment = make_environment(TEMPLATE_FOLDER)
     values = {
         "name": name,
         "kind": "".join(part.capitalize() for part in name.split("_")),

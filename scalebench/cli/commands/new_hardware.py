@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.cli.commands.arguments import refuse_unwritable
-from scalebench.cli.commands.new import NO_ROOM, YAML_WORDS
+from scalebench.cli.commands.new import NO_ROOM, TEMPLATE_FOLDER, YAML_WORDS, make_environment
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.spec import MeasureSpec
@@ -25,6 +25,7 @@ from scalebench.slurm.partition import Partition, PartitionNode, count_gpus_by_t
 from scalebench.slurm.resources import START_ALLOWANCE_S
 
 GROUP = "hardware"
+TEMPLATE = TEMPLATE_FOLDER.with_name("hardware.yaml.jinja")
 HARDWARE_NAME = r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]+)*"  # of a file, and on the command line
 DEFAULT_JOB_MINUTES = (MeasureSpec().timeout_s + START_ALLOWANCE_S) / 60
 
@@ -98,43 +99,18 @@ def describe_nodes(nodes: Sequence[PartitionNode], cpu_only: bool = False) -> No
 def render_yaml(name: str, partition: Partition, shape: NodeShape, bin: str | None) -> str:
     """Return the text of the file. Strings of the cluster are quoted, since a partition may be called `no`."""
     limit = partition.limit_minutes
-    max_nodes = min(shape.nodes, partition.max_nodes or shape.nodes)
-    up = sum(node.usable for node in partition.nodes)
-    workers = "" if shape.devices == "cuda" else "CPU workers: one per socket"
-    takes = f"the partition takes {', '.join(partition.accounts)}" if partition.accounts else "your default account"
-    lines = [
-        f"# Partition {partition.name}, as sinfo and scontrol described it. All keys: scalebench list hardware slurm",
-        *(f"# Note: {note}." for note in shape.notes),
-        "defaults:",
-        "  - slurm # all other keys",
-        "  - _self_",
-        _line("name", name),
-        _line("description", f"partition {partition.name} ({shape.devices_text} per node)"),
-        _line("devices", shape.devices),
-        _line("gpus_per_node", shape.devices_per_node, workers),
-        _line("cpus_per_node", shape.cores, "cores"),
-        _line("max_nodes", max_nodes, f"{up} of {len(partition.nodes)} nodes were up"),
-        _line("memory_bytes", shape.memory_bytes, format_bytes(shape.memory_bytes)),
-        _line("gpu_model", shape.gpu_type or None),
-        "slurm:",
-        _line("  partition", partition.name),
-        _line("  account", None, f"null: {takes}" if not partition.accounts else takes),
-    ]
-    if partition.qos:
-        lines.append(_line("  qos", None, f"the partition takes {', '.join(partition.qos)}"))
-    if shape.devices == "cuda":
-        kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
-        lines.append(_line("  gres", f"gpu:{kind}{{gpus}}"))
-    if limit is not None and limit < DEFAULT_JOB_MINUTES:
-        lines.append(_line("  time_minutes", int(limit), "the partition's limit"))
-    if bin is not None:
-        lines.append(_line("  bin", str(Path(bin).expanduser().absolute())))
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _line(key: str, value: str | int | None, comment: str = "") -> str:
-    text = "null" if value is None else f"{value:_}" if isinstance(value, int) else json.dumps(value)
-    return f"{key}: {text}" + (f" # {comment}" if comment else "")
+    environment = make_environment(TEMPLATE.parent)
+    environment.filters["yaml"] = lambda each: f"{each:_}" if isinstance(each, int) else json.dumps(each)
+    return environment.get_template(TEMPLATE.name).render(
+        name=name,
+        partition=partition,
+        shape=shape,
+        max_nodes=min(shape.nodes, partition.max_nodes or shape.nodes),
+        up=sum(node.usable for node in partition.nodes),
+        memory=format_bytes(shape.memory_bytes),
+        minutes=int(limit) if limit is not None and limit < DEFAULT_JOB_MINUTES else None,
+        bin=None if bin is None else str(Path(bin).expanduser().absolute()),
+    )
 
 
 def _check_name(name: str) -> None:
