@@ -356,20 +356,18 @@ def _one_at_a_time() -> Iterator[None]:
 def _importable(functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
     """Tell the workers the folders of these functions: they do not search a script's folder, or one that a notebook has
     put on sys.path."""
-    folders = [_find_import_folder(function) for function in functions]
     before = os.environ.get(USER_FOLDERS)
-    present = (before or "").split(os.pathsep)
-    new = dict.fromkeys(folder for folder in folders if folder and folder not in (*present, os.getcwd()))
-    if not new:
-        yield
-        return
-    os.environ[USER_FOLDERS] = os.pathsep.join([*new, *filter(None, present)])
+    present = list(filter(None, (before or "").split(os.pathsep)))
+    folders = dict.fromkeys(filter(None, map(_find_import_folder, functions)))
+    new = [folder for folder in folders if folder not in (*present, os.getcwd())]
+    if new:
+        os.environ[USER_FOLDERS] = os.pathsep.join([*new, *present])
     try:
         yield
     finally:
-        if before is None:
+        if new:
             del os.environ[USER_FOLDERS]
-        else:
+        if new and before is not None:
             os.environ[USER_FOLDERS] = before
 
 
@@ -379,9 +377,7 @@ def _find_import_folder(function: Callable[..., Any]) -> str | None:
     file = getattr(module, "__file__", None)
     if file is None:
         return None
-    spec = getattr(module, "__spec__", None)
     path = Path(file).absolute()
-    name = "" if spec is None else spec.name
-    depth = name.count(".") + (path.name == "__init__.py")
-    folder = path.parents[depth]
+    name = getattr(getattr(module, "__spec__", None), "name", "")
+    folder = path.parents[name.count(".") + (path.name == "__init__.py")]
     return None if {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)

@@ -75,7 +75,10 @@ def run(
     with process.interrupt_at_signals(), _own_hydra():
         try:
             options = read_arguments([*arguments, *more])
-            _register_and_warn()
+            for line in compose.register_with_hydra():  # about plugins, which make no run fail
+                if line not in _printed_warnings:
+                    _printed_warnings.add(line)
+                    process.print_error(line)
             shows = options.cfg or options.info or options.help or options.hydra_help or options.shell_completion
             if shows or options.resolve or (options.run and options.multirun):  # or switches that contradict each other
                 return _call_hydra(options), None
@@ -159,14 +162,6 @@ def _run_sweep(session: SweepSession, loader: compose.Loader, config: DictConfig
     check_size(overrides)
     (runs,) = BasicSweeper.split_arguments(overrides, None)
     session.run_batch(runs, first=0, is_whole=True)
-
-
-def _register_and_warn() -> None:
-    """Register everything with Hydra. Print warnings about plugins, which make no run fail, once."""
-    for line in compose.register_with_hydra():
-        if line not in _printed_warnings:
-            _printed_warnings.add(line)
-            process.print_error(line)
 
 
 @contextlib.contextmanager

@@ -41,15 +41,11 @@ GPU_PAGE, GPU_MINUTES = "gpu-check.md", 15.0
 YAML_TEST_PREFIX = "yaml "  # tests with this prefix start no process
 HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
 # With these, neither the current folder nor another plugin of the environment affects a contract.
-PYTEST_SWITCHES = (
-    "--disable-plugin-autoload",
-    "--import-mode=importlib",
-    "--strict-markers",
-    "-p",
-    "scalebench.testing.pytest_plugin",
-)
-DISABLED_PYTEST_PLUGINS = ("terminal", "cacheprovider", "faulthandler", "logging")
-PYTEST_SETTINGS = "[pytest]\nfilterwarnings =\n    default\n"
+PYTEST_SETTINGS = """[pytest]
+filterwarnings = default
+addopts = --disable-plugin-autoload --import-mode=importlib --strict-markers -p scalebench.testing.pytest_plugin
+"""
+WITHOUT_PLUGINS = ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:logging"]
 PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 _numbers = itertools.count()  # of test modules: Python loads one of a name only once
 
@@ -258,13 +254,10 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
         (folder / f"test_{next(_numbers)}.py").write_text(case.source(), encoding="utf-8")
     listener = ResultListener()
     folders = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
-    without = [argument for name in DISABLED_PYTEST_PLUGINS for argument in ("-p", f"no:{name}")]
     with pytest.MonkeyPatch.context() as patch, warm_launches():
         for name in PYTEST_VARIABLES:
             patch.delenv(name, raising=False)
-        status = pytest.main(
-            [*folders, f"--basetemp={folder / 'runs'}", *PYTEST_SWITCHES, *without, str(folder)], [listener]
-        )
+        status = pytest.main([*folders, f"--basetemp={folder / 'runs'}", *WITHOUT_PLUGINS, str(folder)], [listener])
     if status == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if status == pytest.ExitCode.INTERNAL_ERROR or not listener.results:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.analysis import comparison
 from scalebench.analysis.comparison import NO_VERDICT, TOO_LITTLE_DATA, Comparison, baseline_store
 from scalebench.analysis.comparison.drift import ConfigurationHistory, find_changes
-from scalebench.analysis.comparison.rows import ComparedRun, drop_copies, load_compared_runs
+from scalebench.analysis.comparison.rows import drop_copies, load_compared_runs
 from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
 from scalebench.cli.commands.arguments import (
     CommandParser,
@@ -21,7 +22,7 @@ from scalebench.cli.commands.arguments import (
 )
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_text
-from scalebench.core.machine.machine import MachineClass, classify_machine
+from scalebench.core.machine.machine import classify_machine
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_line
 from scalebench.report import comparison as comparison_report
@@ -70,9 +71,15 @@ def main(options: argparse.Namespace) -> int:
     compared = _compare(options)
     is_excused = options.missing == "ok" and _lacks_baseline(compared)
     status = 0 if is_excused else comparison_report.EXIT_STATUS[compared.status]
-    _print_comparison(options, compared, status)
-    if options.figures is not None:
-        _write_figures(comparison_report.make_comparison_charts(compared), Path(options.figures))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_report.WIDTH
+    text = comparison_report.format_comparison(compared, width)
+    content = {
+        "text": lambda: comparison_report.format_comparison(compared) if options.out else text,
+        "json": lambda: comparison_report.make_json(compared, status),
+        "junit": lambda: comparison_report.make_junit(compared, status),
+        "markdown": lambda: comparison_report.make_markdown(compared),
+    }[options.format]()
+    _write_outputs(options, content, text, lambda: comparison_report.make_comparison_charts(compared))
     return status
 
 
@@ -114,30 +121,22 @@ def _lacks_baseline(compared: Comparison) -> bool:
 
 
 def _compare(options: argparse.Namespace) -> Comparison:
-    threshold = options.threshold
     sides = [load_compared_runs([path], number) for number, path in enumerate(options.paths)]
-    if options.by is None and options.against is None:
-        a, b = sides
-        compared = comparison.compare(a, b, options.ignore, threshold, options.same_session)
-        return _name_sides(compared, *options.paths)
-    runs = drop_copies(run for side in sides for run in side)
-    if options.by is not None:
-        return comparison.compare_by(runs, options.by, options.base, options.ignore, threshold, options.same_session)
-    folders = baseline_store.find_baseline_folders(options.against, _list_machine_classes(runs))
-    if not folders:
-        reason = baseline_store.explain_missing_baseline(options.against, _list_machine_classes(runs))
-        return Comparison(None, options.ignore, threshold, [], [], reason, no_baseline=True)
-    compared = comparison.compare(load_compared_runs(folders), runs, options.ignore, threshold)
-    return _name_sides(compared, f"baseline '{options.against}'", ", ".join(options.paths))
-
-
-def _name_sides(compared: Comparison, a: str, b: str) -> Comparison:
-    compared.notes.insert(0, f"A is {a}, B is {b}")
+    names, ignored, threshold = options.paths, options.ignore, options.threshold
+    if options.by is not None or options.against is not None:
+        runs = drop_copies(run for side in sides for run in side)
+        if options.by is not None:
+            return comparison.compare_by(runs, options.by, options.base, ignored, threshold, options.same_session)
+        classes = [classify_machine(run.record.machine) for run in runs]
+        folders = baseline_store.find_baseline_folders(options.against, classes)
+        if not folders:
+            reason = baseline_store.explain_missing_baseline(options.against, classes)
+            return Comparison(None, ignored, threshold, [], [], reason, no_baseline=True)
+        sides, names = [load_compared_runs(folders), runs], [f"baseline '{options.against}'", ", ".join(options.paths)]
+    a, b = sides
+    compared = comparison.compare(a, b, ignored, threshold, options.same_session)
+    compared.notes.insert(0, f"A is {names[0]}, B is {names[1]}")
     return compared
-
-
-def _list_machine_classes(runs: list[ComparedRun]) -> list[MachineClass]:
-    return [classify_machine(run.record.machine) for run in runs]
 
 
 def _show_history(options: argparse.Namespace) -> int:
@@ -156,9 +155,7 @@ def _show_history(options: argparse.Namespace) -> int:
     text = comparison_report.format_blocks([*comparison_report.make_history_blocks(name, histories), *verdict])
     is_json = options.format == "json"
     content = comparison_report.make_history_json(name, histories, status, exit_status) if is_json else text
-    _print_or_write(options.out, content, text)
-    if options.figures is not None:
-        _write_figures(comparison_report.make_history_charts(name, histories), Path(options.figures))
+    _write_outputs(options, content, text, lambda: comparison_report.make_history_charts(name, histories))
     return exit_status
 
 
@@ -172,35 +169,22 @@ def _judge_histories(configurations: list[ConfigurationHistory], threshold: floa
     return comparison.OK if all(each.has_verdict for each in configurations) else TOO_LITTLE_DATA
 
 
-def _print_comparison(options: argparse.Namespace, compared: Comparison, status: int) -> None:
-    """Print the comparison in the chosen format; with --out write that to the file, and print the text."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_report.WIDTH
-    text = comparison_report.format_comparison(compared, width)
-    content = {
-        "text": lambda: comparison_report.format_comparison(compared) if options.out else text,
-        "json": lambda: comparison_report.make_json(compared, status),
-        "junit": lambda: comparison_report.make_junit(compared, status),
-        "markdown": lambda: comparison_report.make_markdown(compared),
-    }[options.format]()
-    _print_or_write(options.out, content, text)
-
-
-def _print_or_write(out: str | None, content: str, text: str) -> None:
-    """Print the content; with --out write it to that file, and print the text."""
-    if out is None:
+def _write_outputs(
+    options: argparse.Namespace, content: str, text: str, make_charts: Callable[[], list[Chart]]
+) -> None:
+    """Print the content; with --out write it to that file, and print the text. With --figures write the charts, and
+    list the PNG files on standard error, so that JSON on standard output stays JSON."""
+    if options.out is None:
         sys.stdout.write(content)
-        return
-    with refuse_unwritable(Path(out), "--out=FILE writes elsewhere"):
-        write_text(Path(out), content)
-    sys.stdout.write(text)
-    print(f"written: {out}")
+    else:
+        with refuse_unwritable(Path(options.out), "--out=FILE writes elsewhere"):
+            write_text(Path(options.out), content)
+        sys.stdout.write(text)
+        print(f"written: {options.out}")
+    if options.figures is not None:
+        from scalebench.report import figures
 
-
-def _write_figures(charts: list[Chart], folder: Path) -> None:
-    """Write the charts, and list the PNG files on standard error, so that JSON on standard output stays JSON."""
-    from scalebench.report import figures
-
-    with refuse_unwritable(folder, "--figures=FOLDER writes elsewhere"):
-        written = figures.save_charts(charts, folder)
-    lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
-    print("\n".join(lines or ["no figures: nothing to draw"]), file=sys.stderr)
+        with refuse_unwritable(Path(options.figures), "--figures=FOLDER writes elsewhere"):
+            written = figures.save_charts(make_charts(), Path(options.figures))
+        lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
+        print("\n".join(lines or ["no figures: nothing to draw"]), file=sys.stderr)

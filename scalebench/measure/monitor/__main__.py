@@ -136,20 +136,18 @@ def main(argv: list[str]) -> int:
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
     os.nice(NICENESS)
     sampler = Sampler(folder, parent, node)
-    is_sampling = True
-    while True:
-        if is_sampling:
+    number: int | None = None  # of the last signal
+    while number not in END_SIGNALS:
+        if number == PAUSE:
+            number = signal.sigwait({*END_SIGNALS, RESUME})
+        elif number == RESUME and not sampler.resume():  # this slot is not sampled
+            number = signal.sigwait({*END_SIGNALS, PAUSE})
+        else:
             sampler.sample()
             received = signal.sigtimedwait({*END_SIGNALS, PAUSE}, sampler.seconds_to_next())
-            if received is None:
-                continue
-            sampler.sample_all()  # counters reach to the end of the slot
-            number = received.si_signo
-        else:
-            number = int(signal.sigwait({*END_SIGNALS, PAUSE}))
-        if number in END_SIGNALS or signal.sigwait({*END_SIGNALS, RESUME}) in END_SIGNALS:
-            break
-        is_sampling = sampler.resume()
+            number = None if received is None else received.si_signo
+            if received is not None:
+                sampler.sample_all()  # counters reach to the end of the slot
     try:
         sampler.rows.write(monitor_path(folder, node or 0))
     except Exception as error:
