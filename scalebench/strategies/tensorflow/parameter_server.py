@@ -29,7 +29,7 @@ from scalebench.strategies.tensorflow import cluster, devices
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import split_evenly
 from scalebench.workloads import datasets
-from scalebench.workloads.source import Source, UncachedRows
+from scalebench.workloads.source import ArrayReader, BatchRows, Source
 
 READ_TOKEN = "scalebench.read"
 
@@ -66,17 +66,16 @@ class RowReader:
 
     def __init__(self, spec: RunSpec) -> None:
         feed = spec.config.dataset.feed
-        arrays = datasets.open_dataset(spec)
-        self._arrays = [UncachedRows(array) if feed == "disk" else np.asarray(array) for array in arrays]
-        self._fixed: dict[bytes, list[NDArray[Any]]] | None = {} if feed == "fixed" else None
+        self._reader = ArrayReader(*datasets.open_dataset(spec), feed)
+        self._is_fixed, self._fixed = feed == "fixed", dict[bytes, list[NDArray[Any]]]()
 
     def __call__(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-        if self._fixed is not None and (fixed := self._fixed.get(rows.tobytes())) is not None:
+        if (fixed := self._fixed.get(rows.tobytes())) is not None:
             return fixed
-        values = [a(rows) if isinstance(a, UncachedRows) else np.take(a, rows, axis=0) for a in self._arrays]
-        if self._fixed is not None:
-            self._fixed[rows.tobytes()] = values
-        return values
+        (batch,) = self._reader.read([BatchRows(rows, len(rows))])
+        if self._is_fixed:
+            self._fixed[rows.tobytes()] = [batch.inputs, batch.targets]
+        return [batch.inputs, batch.targets]
 
 
 class RowParts(NamedTuple):

@@ -239,7 +239,7 @@ def _check_name(dataset: DatasetSpec) -> None:
         f"dataset={name} has its samples already: dataset.loader is for dataset={CUSTOM}":
         dataset.loader is not None and name != CUSTOM,
         f"dataset={name} has its samples already: dataset.builder is for dataset={CUSTOM}":
-        dataset.builder is not None and built_in,
+        dataset.builder is not None and (built_in or name in user_function.plugin_datasets()),
         f"dataset.options.{next(iter(options), '')} is for a function of your own, and dataset={name} has none":
         bool(options) and built_in,
         f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them, or "

@@ -211,20 +211,19 @@ class Column:
         self._name, self._dtype = name, dtype
         self.unusable: str | None = None
         shape = () if records.is_record(dtype) else first.shape[1:]
-        self._scalar = name == "targets" and dtype == np.float32 and shape == ()  # one quantity is a vector of one
-        self._out = cache.create_array(path, (samples.count, *((1,) if self._scalar else shape)), dtype)
+        if name == "targets" and dtype == np.float32 and shape == ():
+            shape = (1,)  # one quantity is a vector of one
+        self._out = cache.create_array(path, (samples.count, *shape), dtype)
 
     def write(self, start: int, block: Any) -> None:
         """Write the samples from `start` on. Raises UnusableSamples for inputs that cannot be trained on."""
         if self._dtype == records.NO_TARGETS:
             return
-        if not records.is_record(self._dtype):
-            values = self._convert(block, self._dtype, self._name, start)
-            self._out[start : start + len(block)] = values[:, None] if self._scalar else values
-            return
+        is_record = records.is_record(self._dtype)
         for name, part in records.name_fields(block).items():
-            values = self._convert(part, self._dtype[name].base, self._name if name == "f0" else f"'{name}'", start)
-            self._out[name][start : start + len(part)] = values
+            rows = (self._out[name] if is_record else self._out)[start : start + len(part)]
+            values = self._convert(part, rows.dtype, self._name if name == "f0" else f"'{name}'", start)
+            rows[:] = values.reshape(rows.shape)
 
     def _convert(self, block: NDArray[Any], dtype: np.dtype[Any], name: str, start: int) -> NDArray[Any]:
         with np.errstate(over="ignore"):

@@ -77,16 +77,12 @@ def plugin_datasets() -> list[str]:
 
 
 def find_call(dataset: DatasetSpec) -> FunctionCall:
-    """Return the call that makes the dataset. Raises InputError if both a plugin and dataset.builder name one."""
+    """Return the call that makes the dataset, of a plugin's function or of dataset.builder."""
     arguments = dataset.requested_size or dataset.size, dataset.seed, dataset.options
     point = next((point for point in plugins.plugin_entries("datasets") if point.name == dataset.name), None)
     if point is None:
         assert dataset.builder is not None  # has_function holds
         return FunctionCall(dataset.builder, f"dataset.builder={dataset.builder}", *arguments)
-    if dataset.builder is not None:
-        raise InputError(
-            f"dataset={dataset.name} has its function already: dataset.builder is for dataset={user_code.CUSTOM}"
-        )
     label = f"data set '{point.name}' of {point.origin}"
     return FunctionCall(point.target, label, *arguments, from_user=False, plugin_version=point.version)
 

@@ -202,7 +202,7 @@ def test_a_dataset_of_a_plugin(tmp_path, calls, dists):
     assert datasets.label(config(tmp_path)) == "made_of:build"
     datasets.check(full)
     assert datasets.prepare(full).name.startswith("more-")
-    with pytest.raises(InputError, match=r"^dataset=more has its function already: dataset.builder is for dataset=cus"):
+    with pytest.raises(InputError, match=r"^dataset=more has its samples already: dataset.builder is for dataset=cus"):
         datasets.fill_from_samples(config(tmp_path, name="more"))
     with pytest.raises(InputError, match=r"^no dataset 'mroe'; did you mean 'more'\?$"):
         datasets.fill_from_samples(config(tmp_path, name="mroe", builder=None))
