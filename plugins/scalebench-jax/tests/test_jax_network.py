@@ -13,8 +13,8 @@ from scalebench_jax.network import NetworkFunction
 
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import model as torch_weights
-from scalebench.strategies.torch import optimizer as torch_training
 from scalebench.strategies.torch.model import NetworkModule
+from scalebench.strategies.torch.step_module import LOSSES
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
@@ -113,7 +113,7 @@ def _torch_losses(
     net: Network, inputs: Any, targets: Any, kind: str
 ) -> tuple[list[float], dict[str, np.ndarray], float]:
     """(losses, moving statistics in the end, the learning rate)."""
-    model, loss = in_torch(net), torch_training.select_loss(kind)
+    model, loss = in_torch(net), LOSSES[kind].mean
     x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
     own = in_torch(net)
     first = loss(own(x), y)

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 
 from scalebench.plugin_api import (
+    BACKWARD,
+    FORWARD,
     OPTIMIZER,
     Line,
     LossPart,
@@ -28,8 +30,9 @@ from scalebench.plugin_api import (
 from scalebench_jax import devices, profiling
 from scalebench_jax.batches import BatchFeeder, JaxBatch
 from scalebench_jax.profiling import ProgramBacklog, device_seconds
-from scalebench_jax.replica import BACKWARD, FORWARD, STEP, STEP_WITHOUT_SYNC, CompiledPrograms, Replica, State
+from scalebench_jax.replica import DevicePart, Replica, State
 
+STEP, STEP_WITHOUT_SYNC = "step", "step_without_sync"  # programs, beside FORWARD and BACKWARD
 OBSERVED_STEPS = 2  # the first step may still initialize something
 
 
@@ -48,7 +51,7 @@ class JaxStrategy(Strategy):
 
     devices: list[jax.Device]
     state: State
-    programs: CompiledPrograms
+    replica: Replica
     feeder: BatchFeeder
     last_batch: JaxBatch | None = None  # the last full batch: the last one of an epoch may be smaller
 
@@ -58,6 +61,7 @@ class JaxStrategy(Strategy):
         self.backlog = ProgramBacklog()
         self._waiters: ThreadPoolExecutor | None = None
         self._host: tuple[JaxBatch, Any] | None = None  # a batch, and its copy in host memory
+        self._compiled: dict[tuple[Any, ...], Any] = {}  # programs by name and batch size, of which an epoch has two
         self._issued: Any = ()  # the results of the last action other than a step
 
     def layouts(self) -> tuple[Any, Any]:
@@ -85,14 +89,14 @@ class JaxStrategy(Strategy):
         self.devices = devices.configure_devices(self.spec.device, self.place)
         devices.configure_precision(train.precision, self.devices[0])
         self._split, self._replicated = self.layouts()
-        replica, count = Replica(self.spec.config, build_network(self.spec.config.model)), len(self.devices)
-        copies = jax.tree.map(lambda array: np.broadcast_to(array, (count, *np.shape(array))), replica.initial_state())
+        self.replica, count = Replica(self.spec.config, build_network(self.spec.config.model)), len(self.devices)
+        initial = self.replica.initial_state()
+        copies = jax.tree.map(lambda array: np.broadcast_to(array, (count, *np.shape(array))), initial)
         self.state = jax.device_put(copies, self._split)
         self._after = jax.device_put(np.zeros(count, np.float32), self._split)
-        self.programs = CompiledPrograms(replica, self.on_all_devices, self.device_number, self.sum_gradients)
         self.feeder = BatchFeeder(count, train.accumulate, self._split, self._replicated)
         self.set_learning_rate(self.spec.learning_rate)
-        self._infer = jax.jit(replica.model.infer)
+        self._infer = jax.jit(self.replica.model.infer)
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # this process reads full batches and splits them over its devices
@@ -109,7 +113,7 @@ class JaxStrategy(Strategy):
         if self.last_batch is None or batch.samples >= self.last_batch.samples:
             self.last_batch = batch
         program = self._program(STEP if self.syncs_gradients else STEP_WITHOUT_SYNC, batch)
-        self.state, loss_sums = program(self.state, batch.part, self._after, batch.global_samples, self._rate)
+        self.state, loss_sums = program(*self._arguments(batch))
         self.backlog.add(loss_sums)
         return LossPart(LossTotal(loss_sums), batch.samples)
 
@@ -120,13 +124,13 @@ class JaxStrategy(Strategy):
         if until == OPTIMIZER:
             self.step(batch)
         else:
-            self._run_part(FORWARD if until == FORWARD else BACKWARD, batch)
+            self._run_part(until, batch)
 
     def _run_part(self, name: str, batch: JaxBatch) -> jax.Array:
         """Run a partial step; return the loss of each device. Each waits for the previous one, since XLA would run
         several at the same time on the CPU."""
         program = self._program(name, batch)
-        self._after, *self._issued = program(self.state, batch.part, self._after, batch.global_samples, self._rate)
+        self._after, *self._issued = program(*self._arguments(batch))
         self.backlog.add(self._after)
         return self._after
 
@@ -172,8 +176,7 @@ class JaxStrategy(Strategy):
     def settings_used(self) -> dict[str, str]:
         if self.last_batch is None:
             return {}
-        arguments = self.state, self.last_batch.part, self._after, self.last_batch.global_samples, self._rate
-        return devices.observed_settings(self.programs.lowered(STEP, *arguments).as_text())
+        return devices.observed_settings(self._lower(STEP, self.last_batch).as_text())
 
     def evaluate(self, source: Source) -> dict[str, float]:
         weights = {name: array.addressable_data(0)[0] for name, array in self.state.weights.items()}
@@ -215,4 +218,31 @@ class JaxStrategy(Strategy):
         return profile_steps(self.train, self.last_batch, steps, profiling.record_lines, self.synchronize)
 
     def _program(self, name: str, batch: JaxBatch) -> Any:
-        return self.programs.compiled(name, self.state, batch.part, self._after, batch.global_samples, self._rate)
+        key = name, batch.part.inputs.shape
+        if key not in self._compiled:
+            self._compiled[key] = self._lower(name, batch).compile()
+        return self._compiled[key]
+
+    def _arguments(self, batch: JaxBatch) -> tuple[Any, ...]:
+        """Return the arguments of a program; it starts when `self._after`, which it does not use, is ready."""
+        return self.state, batch.part, self._after, batch.global_samples, self._rate
+
+    def _lower(self, name: str, batch: JaxBatch) -> Any:
+        """Return a program as it is passed to XLA."""
+        donated = (0,) if name in (STEP, STEP_WITHOUT_SYNC) else ()  # the new state replaces the old one
+        function = self.on_all_devices(partial(self._run_on_device, name))
+        return jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*self._arguments(batch))
+
+    def _run_on_device(self, name: str, state: State, part: DevicePart, after: Any, samples: Any, rate: Any) -> Any:
+        """Run one device's work on its own arrays, which keep their first axis of length 1."""
+        state, part = jax.tree.map(lambda array: array[0], (state, part))
+        device = self.device_number()
+        if name == FORWARD:
+            results: Any = (self.replica.training_loss(state, part, device),)
+        elif name == BACKWARD:  # the gradients are returned, since XLA prunes unused operations
+            loss_sum, gradients, _ = self.replica.gradients(state, part, samples, device)
+            results = loss_sum, gradients
+        else:
+            sum_gradients = self.sum_gradients if name == STEP else lambda gradients: gradients
+            results = self.replica.step(state, part, samples, rate, device, sum_gradients)
+        return jax.tree.map(lambda array: array[None], results)
