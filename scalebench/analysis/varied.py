@@ -65,7 +65,7 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
     contrasts: dict[str, Contrast] = {}
     for key in filter(is_in_question, varied):
         together = [other for other in varied if change_together(key, other)]
-        if set(together) - ({key} if key in COLUMNS else {key, BATCH}):
+        if set(together) - ({key} if key in COLUMNS and key != LENGTH else {key, BATCH}):
             continue
         parts: dict[Any, Contrast] = {}
         for (curve, row), values in zip(rows, settings, strict=True):

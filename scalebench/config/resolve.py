@@ -147,9 +147,30 @@ def size_model(draft: Draft) -> Draft:
     try:
         config = replace(config, model=_resolve_model(config))
         datasets.check(config)
+        config = _fill_global_batch(config)
     except PluginError as error:
         return replace(draft, config=config, plugin_error=error)
     return replace(draft, config=config)
+
+
+def _fill_global_batch(config: Config) -> Config:
+    """Return the config whose global batch holds train.global_tokens tokens, without that key."""
+    from scalebench.workloads import datasets
+
+    train, tokens = config.train, config.train.global_tokens
+    if tokens is None:
+        return config
+    length = datasets.count_tokens(config)
+    if length is None:
+        raise InputError(
+            f"train.global_tokens is of sequences, whose length is unknown for dataset={config.dataset.name} before a "
+            "run: use train.global_batch"
+        )
+    if config.scaling != "strong" or train.global_batch is not None:
+        raise InputError("train.global_tokens is kept with scaling=strong alone, and instead of train.global_batch")
+    if tokens % length:
+        raise InputError(f"train.global_tokens={tokens} is no multiple of {length}, the tokens of a sequence")
+    return replace(config, train=replace(train, global_tokens=None, global_batch=tokens // length))
 
 
 def _resolve_model(config: Config) -> ModelSpec:

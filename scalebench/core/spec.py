@@ -264,6 +264,7 @@ class TrainSpec:
 
     batch_per_device: int = number_field(1, at_least=1, at_most=10**8)
     global_batch: int | None = number_field(None, at_least=1, at_most=10**10)  # only with scaling=strong
+    global_tokens: int | None = number_field(None, at_least=1)  # likewise, of sequences; becomes global_batch
     optimizer: str = choice_field(*OPTIMIZERS)
     learning_rate: float = number_field(1e-3, positive=True)
     # Weights stay float32. `default` remains only on GPUs: it is what the framework does by itself.

@@ -37,6 +37,15 @@ def test_the_length_is_one_key_of_model_and_data_set():
             plan(*words)
 
 
+def test_a_global_batch_may_be_so_many_tokens():
+    strong = [*GPT, "scaling=strong", "train.global_tokens=2048"]
+    for length, sequences in ((16, 128), (64, 32)):
+        spec = plan(*strong, f"dataset.options.length={length}")
+        assert (spec.global_batch, spec.config.train.global_batch) == (sequences, sequences)
+        same = plan(*GPT, "scaling=strong", f"train.global_batch={sequences}", f"dataset.options.length={length}")
+        assert spec.fingerprint == same.fingerprint
+
+
 def test_dicts_of_tokens_have_a_length(tmp_path, monkeypatch):
     """As Hugging Face's models take them."""
     monkeypatch.chdir(tmp_path)
@@ -55,10 +64,11 @@ def test_sequences_of_a_script_have_a_mean_length(tokens, expected):
     assert length == (None if expected is None else pytest.approx(160 / samples))
 
 
+@pytest.mark.parametrize("words", [[], ["scaling=strong", "train.global_tokens=512"]], ids=["weak", "tokens"])
 @pytest.mark.parametrize("strategy", ["simulated", pytest.param("bare_torch", marks=pytest.mark.slow)])
-def test_a_sweep_over_lengths_compares_tokens(strategy, tmp_path, capsys):
+def test_a_sweep_over_lengths_compares_tokens(strategy, words, tmp_path, capsys):
     space = {"dataset.options.length": [16, 64]}
-    sweep = scalebench.sweep(space, "model=gpt_small", *BRIEFLY, strategy=strategy, gpus=1, folder="out")
+    sweep = scalebench.sweep(space, "model=gpt_small", *BRIEFLY, *words, strategy=strategy, gpus=1, folder="out")
     pooled = scalebench.pooled("out").set_index("sequence_length")
     assert set(pooled.index) == {16, 64} and set(sweep.frame["status"]) == {"ok"}
     for length, row in pooled.iterrows():
