@@ -131,13 +131,13 @@ class Probes:
         raise self.not_measured("has no profiler")
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        """Return an action that does a collective operation (see core.probe_record) once on buffers of this size, with the
-        strategy's backend; `synchronize` waits for it."""
+        """Return an action that does a collective operation (see core.probe_record) once on buffers of this size, with
+        the strategy's backend; `synchronize` waits for it."""
         raise self.not_measured("has no collective operations of its own")
 
     def transfer(self, kind: str, source: int | None, target: int | None, size_bytes: int) -> Callable[[], None]:
-        """Return an action that does this rank's part of one transfer (see core.probe_record), or nothing if it has none;
-        `synchronize` waits for it. Every rank calls this with equal arguments; all or none raise NotMeasured."""
+        """Return an action that does this rank's part of one transfer (see core.probe_record), or nothing if it has
+        none; `synchronize` waits for it. Every rank calls this with equal arguments; all or none raise NotMeasured."""
         raise self.not_measured("measures no bandwidth; strategies with PyTorch do")
 
     def sync_phases(self) -> tuple[int, dict[str, float]]:
