@@ -30,12 +30,15 @@ def launched(spec, folder, **options):
 
 @NEEDS_MPIRUN
 @pytest.mark.parametrize("hosts", [[], ["localhost:3"]], ids=["here", "named"])
-def test_ranks_run_according_to_their_placement(hosts, tmp_path, program):
+def test_ranks_run_according_to_their_placement(hosts, tmp_path, program, monkeypatch):
     """All ranks run, however many slots mpirun counts; the worker's variables agree with mpirun's."""
+    named, real = [], mpi.mpirun_command
+    monkeypatch.setattr(mpi, "mpirun_command", lambda *words: named.extend(words[3]) or real(*words))
     names = "RANK OMPI_COMM_WORLD_RANK WORLD_SIZE OMPI_COMM_WORLD_SIZE LOCAL_RANK MASTER_ADDR SCALEBENCH_RUN_ID"
     module = program(f"print(*(os.environ.get(n) for n in '{names}'.split())); print('error', file=sys.stderr)")
     ended = launched(spec_of(3, hosts), tmp_path, module=module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
+    assert named == hosts
     for k in range(3):
         assert (tmp_path / rank_log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
     assert not find_running(ended.pids)
