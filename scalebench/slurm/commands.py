@@ -23,27 +23,6 @@ MESSAGE_PREFIX = re.compile(
     r"^(?:Batch job submission failed|slurm_load_\w+(?: error)?|Unable to allocate resources): "
 )
 HINTS = re.compile(r'^(?:Try ".*" for more information|Usage: )|: warning: ')
-UNREACHABLE_MESSAGE = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)|standby mode|"
-    r"Zero Bytes were transmitted|Unable to process configuration file|Could not establish a configuration source|"
-    r"Transport endpoint|No route to host|Resource temporarily unavailable",
-    re.IGNORECASE,
-)
-# Reasons that waiting does not change, unlike what is "not available now".
-REFUSED_MESSAGE = re.compile(
-    r"Invalid (?:partition|account|qos|wckey|license|feature|preferred feature|node name|generic resource|gres|"
-    r"burst buffer|Trackable|time|-|job array)|invalid (?:partition|option)|unrecognized option|ambiguous option|"
-    r"requires an argument|[Nn]ode count specification|Requested reservation is invalid|"
-    r"Access denied to requested reservation|Requested node configuration is not available|"
-    r"Memory (?:required by task|specification)|More processors requested|Requested time limit is invalid|"
-    r"not permitted to use this (?:partition|reservation)|permission denied|"
-    r"Job size specification|[Rr]equested (?:GRES|topology)|exceeds? (?:partition|configured)|"
-    r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)|Min)"
-)
-# Limits on the jobs that a user or a cluster may have at a time. Behind a text of REFUSED_MESSAGE the policy is that
-# one's; by itself it is such a limit.
-SUBMIT_LIMIT = re.compile(r"(?:Assoc|QOS)\w*Submit|temporarily unable to accept job")
-POLICY_MESSAGE = "violates accounting/QOS policy"
 
 
 class SlurmError(Exception):
@@ -60,6 +39,28 @@ class SubmitLimit(SlurmError):
 
 class JobRefused(SlurmError):
     """A refusal of a job that this cluster will never accept as it is."""
+
+
+# What the text of a failed command means; the first that is found counts.
+KINDS = (
+    # Limits on the jobs that a user or a cluster may have at a time.
+    (SubmitLimit, r"(?:Assoc|QOS)\w*Submit|temporarily unable to accept job"),
+    (SlurmUnreachable,
+     r"(?i)Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)|standby mode|"
+     r"Zero Bytes were transmitted|Unable to process configuration file|Could not establish a configuration source|"
+     r"Transport endpoint|No route to host|Resource temporarily unavailable"),
+    # Reasons that waiting does not change, unlike what is "not available now".
+    (JobRefused,
+     r"Invalid (?:partition|account|qos|wckey|license|feature|preferred feature|node name|generic resource|gres|"
+     r"burst buffer|Trackable|time|-|job array)|invalid (?:partition|option)|unrecognized option|ambiguous option|"
+     r"requires an argument|[Nn]ode count specification|Requested reservation is invalid|"
+     r"Access denied to requested reservation|Requested node configuration is not available|"
+     r"Memory (?:required by task|specification)|More processors requested|Requested time limit is invalid|"
+     r"not permitted to use this (?:partition|reservation)|permission denied|"
+     r"Job size specification|[Rr]equested (?:GRES|topology)|exceeds? (?:partition|configured)|"
+     r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)|Min)"),
+    (SubmitLimit, "violates accounting/QOS policy"),  # by itself; behind one of those it is the policy of that one
+)  # fmt: skip
 
 
 def in_allocation() -> bool:
@@ -139,15 +140,8 @@ def expand_nodes(slurm: Slurm, names: str) -> list[str]:
 def classify_error(name: str, code: int, text: str) -> SlurmError:
     """Return the kind of error that the text of a failed command means."""
     line = shorten_message(text)
-    if SUBMIT_LIMIT.search(text):
-        return SubmitLimit(line)
-    if UNREACHABLE_MESSAGE.search(text):
-        return SlurmUnreachable(line)
-    if REFUSED_MESSAGE.search(text):
-        return JobRefused(line)
-    if POLICY_MESSAGE in text:
-        return SubmitLimit(line)
-    return SlurmError(line or f"{name} ended with exit code {code} and printed nothing")
+    kind = next((kind for kind, pattern in KINDS if re.search(pattern, text)), SlurmError)
+    return kind(line or f"{name} ended with exit code {code} and printed nothing")
 
 
 def shorten_message(text: str) -> str:

@@ -77,16 +77,10 @@ class JobState:
     cancelled_by: str | None = None  # the number of a user
 
 
-def parse_squeue(text: str) -> dict[str, JobState]:
-    """Return the states by job from `squeue --noheader --format=SQUEUE_FORMAT`, ignoring other lines."""
-    lines = (line.split("|", len(SQUEUE_FIELDS) - 1) for line in text.splitlines())
-    return _make_states(dict(zip(SQUEUE_FIELDS, parts, strict=False)) for parts in lines if len(parts) > 6)
-
-
-def parse_sacct(text: str) -> dict[str, JobState]:
-    """Return the states by job from `sacct --allocations --noheader --parsable2 --format=SACCT_FORMAT`."""
-    lines = (line.split("|") for line in text.splitlines())
-    return _make_states(dict(zip(SACCT_FIELDS, parts, strict=False)) for parts in lines if len(parts) > 6)
+def parse_table(text: str, fields: Sequence[str]) -> dict[str, JobState]:
+    """Return the states by job from lines of squeue or sacct with these fields, ignoring other lines."""
+    lines = (line.split("|", len(fields) - 1) for line in text.splitlines())
+    return _make_states(dict(zip(fields, parts, strict=True)) for parts in lines if len(parts) == len(fields))
 
 
 def parse_scontrol(text: str) -> dict[str, JobState]:
@@ -232,7 +226,9 @@ class JobStatePoller:
             # By user rather than by job: the number of a job that has left the queue would be an error.
             words = ("--noheader", "--all", "--states=all", f"--user={os.getuid()}", f"--format={SQUEUE_FORMAT}")
             has_queue = self._slurm.has("squeue")
-            states = parse_squeue(self._run("squeue", *words)) if has_queue else self._run_scontrol(open_ids)
+            states = (
+                parse_table(self._run("squeue", *words), SQUEUE_FIELDS) if has_queue else self._run_scontrol(open_ids)
+            )
         except SlurmError:
             self._failures += 1
             raise
@@ -245,11 +241,11 @@ class JobStatePoller:
                 self._lost.setdefault(job_id, 0)
 
     def _query_lost(self, lost: Sequence[str]) -> None:
-        """Query the jobs that have left the queue."""
         try:
             jobs = f"--jobs={','.join(lost)}"
             words = ("--allocations", "--noheader", "--parsable2", f"--format={SACCT_FORMAT}", jobs)
-            states = parse_sacct(self._run("sacct", *words)) if self._accounting else self._run_scontrol(lost)
+            ended = self._run("sacct", *words) if self._accounting else ""
+            states = parse_table(ended, SACCT_FIELDS) if self._accounting else self._run_scontrol(lost)
         except SlurmError as error:
             if self._accounting and NO_ACCOUNTING in str(error):
                 self._accounting = False  # this does not change while a sweep runs

@@ -257,18 +257,17 @@ def srun_command(
     """
     geometry, slurm = job_geometry(spec), spec.config.hardware.slurm
     by_rank = spec.config.strategy.launcher == "mpi" and slurm.mpi != "mpirun"
-    tasks = geometry.tasks if by_rank else geometry.nodes
     command = [
         str(Path(bin).expanduser() / "srun") if bin else "srun",
         f"--nodes={geometry.nodes}",
-        f"--ntasks={tasks}",
+        f"--ntasks={geometry.tasks if by_rank else geometry.nodes}",
+        ARBITRARY if by_rank else "--ntasks-per-node=1",
+        # An allocation may have more nodes.
+        *([] if hosts is None or by_rank else [f"--nodelist={','.join(dict.fromkeys(hosts))}"]),
+        *(["--overcommit"] if by_rank and geometry.overcommit else []),
+        *("--cpu-bind=none", "--kill-on-bad-exit=0"),  # ranks pin themselves, and agents report their failures
+        *([f"--mpi={slurm.mpi}"] if by_rank else []),
     ]
-    command.append(ARBITRARY if by_rank else "--ntasks-per-node=1")
-    if hosts is not None and not by_rank:  # an allocation may have more nodes
-        command.append(f"--nodelist={','.join(dict.fromkeys(hosts))}")
-    command += ["--overcommit"] if by_rank and geometry.overcommit else []
-    command += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and agents report their failures
-    command += [f"--mpi={slurm.mpi}"] if by_rank else []
     for name, value in parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS).items():
         command.append(f"--{name}" if value is True else f"--{name}={value}")
     command += [*container_options(spec, folder), *python_command(spec, folder), "-m", NODE_AGENT, address]

@@ -1,5 +1,6 @@
 """The commands of SLURM 22.05: their output and errors, a partition, states of jobs, and polling."""
 
+import functools
 import re
 import string
 from itertools import pairwise
@@ -16,13 +17,14 @@ from scalebench.slurm.job_states import (
     END_STATES,
     MAX_LATE_ANSWERS,
     MAX_POLL_INTERVAL_S,
+    SACCT_FIELDS,
+    SQUEUE_FIELDS,
     JobState,
     JobStatePoller,
     classify_end,
     is_over,
-    parse_sacct,
     parse_scontrol,
-    parse_squeue,
+    parse_table,
     why_never_starts,
 )
 from scalebench.slurm.partition import (
@@ -151,6 +153,8 @@ def test_limits_of_a_job(tools, max_nodes, expected):
     assert read_partition(tools.slurm, "alpha").accounts is None
 
 
+parse_squeue = functools.partial(parse_table, fields=SQUEUE_FIELDS)
+parse_sacct = functools.partial(parse_table, fields=SACCT_FIELDS)
 PRINTED = dict(read_golden("jobs"))
 
 
