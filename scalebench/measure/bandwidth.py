@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import combinations, permutations
+from typing import NamedTuple
 
 from scalebench.core.probe_record import TransferRecord
 from scalebench.core.spec import MeasureSpec
@@ -29,23 +29,12 @@ WITHIN_DEVICE = "device_copy"  # the bandwidth of a GPU's own memory, which is r
 WITH_HOST = ("host_to_device", "device_to_host", "host_both_ways")
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """One transfer to measure; source and target are those of TransferRecord."""
 
     kind: str
     source: int | None
     target: int | None
-
-    @property
-    def in_host_memory(self) -> bool:
-        """Return whether this is a copy within host memory."""
-        return self.kind.startswith("memcpy")
-
-    @property
-    def is_latency(self) -> bool:
-        """Return whether the time of a small transfer is measured."""
-        return self.kind.endswith("_latency")
 
 
 def list_routes(ranks: int, device: str) -> list[Route]:
@@ -80,7 +69,9 @@ def measure_bandwidth(
     routes = list_routes(strategy.spec.processes, strategy.spec.device)
     for route in routes:
         report()
-        size_bytes = sizes[1] if route.in_host_memory else LATENCY_BYTES if route.is_latency else sizes[0]
+        size_bytes = sizes[route.kind.startswith("memcpy")]
+        if route.kind.endswith("_latency"):
+            size_bytes = LATENCY_BYTES
         route_s = settings.probe_s / sum(other.kind == route.kind for other in routes)
         try:
             what = f"{route.kind} of {format_binary_bytes(size_bytes)}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import psutil
 
-from scalebench.core.spec import RunSpec
 from scalebench.core.units import format_binary_bytes
 from scalebench.strategies.base import NotMeasured, Strategy
 
@@ -93,13 +93,12 @@ def check_host_memory(strategy: Strategy, bytes_per_device: int, what: str) -> N
     if strategy.spec.device != "cpu":
         return
     available_bytes = int(strategy.broadcast(float(psutil.virtual_memory().available)))
-    needed_bytes = bytes_per_device * _max_devices_per_node(strategy.spec)
+    devices: Counter[int] = Counter()
+    for place in strategy.spec.places:
+        devices[place.node] += len(place.devices)
+    needed_bytes = bytes_per_device * max(devices.values())
     if needed_bytes > available_bytes:
         raise NotMeasured(
             f"{what} would take {format_binary_bytes(needed_bytes)} of memory here, and "
             f"{format_binary_bytes(available_bytes)} are available"
         )
-
-
-def _max_devices_per_node(spec: RunSpec) -> int:
-    return max(sum(len(place.devices) for place in spec.places if place.node == node) for node in range(spec.nodes))

@@ -270,7 +270,8 @@ def map_torch_weights(torch_weights: Mapping[str, Any], variables: Sequence[tupl
         raise UnmappableWeights(f"PyTorch's network has {len(arrays)} trained arrays and Keras' has {len(variables)}")
     mapped = []
     for number, ((torch_name, array), (keras_name, shape)) in enumerate(zip(arrays, variables, strict=True), start=1):
-        axes = KERAS_KERNEL_AXES.get(array.ndim) if _is_kernel(keras_name) else None
+        is_kernel = keras_name.rpartition("/")[2].partition(":")[0].endswith("kernel")
+        axes = KERAS_KERNEL_AXES.get(array.ndim) if is_kernel else None
         turned = array if axes is None else array.transpose(axes)
         if turned.shape != shape:
             raise UnmappableWeights(
@@ -280,10 +281,6 @@ def map_torch_weights(torch_weights: Mapping[str, Any], variables: Sequence[tupl
             )
         mapped.append(np.ascontiguousarray(turned))
     return mapped
-
-
-def _is_kernel(name: str) -> bool:
-    return name.rpartition("/")[2].partition(":")[0].endswith("kernel")
 
 
 def _load_weights(strategy: Any, path: Path, checks: RankChecks) -> None:

@@ -149,13 +149,6 @@ def replace_streams(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-def open_streams(buffering: int = -1, encoding: str | None = None, errors: str | None = None) -> None:
-    """Open the standard streams anew, which else would seek as those could that were there before."""
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering, encoding, errors, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", 1, encoding, errors or "backslashreplace", closefd=False)  # noqa: SIM115
-
-
 def _search_path(is_safe: bool) -> list[str]:
     """Return the folders that `python -m` searches for modules before all others."""
     current = [] if is_safe else [os.getcwd()]

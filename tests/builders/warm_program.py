@@ -78,13 +78,13 @@ def prepare():
     """Do what the program needs in a process that was just forked: a copy of it forks its ranks, and ends with it."""
     faulthandler.enable()
     encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    zygote.open_streams(-1, encoding or None, errors or None)
+    _open_streams(-1, encoding or None, errors or None)
     requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (pid := os.fork()) == 0:
         requests.close()
         os.setsid()
         zygote.replace_streams([os.open(os.devnull, os.O_RDWR)] * 3)
-        zygote.open_streams(1, "utf-8", "replace")  # as common_environment has it
+        _open_streams(1, "utf-8", "replace")  # as common_environment has it
         zygote.Zygote(far_end).run()
         os._exit(0)
     far_end.close()
@@ -92,6 +92,13 @@ def prepare():
     ranks.zygotes = {("none", number): Forker(requests) for number in range(2)}
     local.start_program = ranks.start_program
     atexit.register(_end_copy, requests, pid)
+
+
+def _open_streams(buffering=-1, encoding=None, errors=None):
+    """Open the standard streams anew, which else would seek as those could that were there before."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering, encoding, errors, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding, errors or "backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _end_copy(requests, pid):
