@@ -225,10 +225,7 @@ class JobStatePoller:
         try:
             # By user rather than by job: the number of a job that has left the queue would be an error.
             words = ("--noheader", "--all", "--states=all", f"--user={os.getuid()}", f"--format={SQUEUE_FORMAT}")
-            has_queue = self._slurm.has("squeue")
-            states = (
-                parse_table(self._run("squeue", *words), SQUEUE_FIELDS) if has_queue else self._run_scontrol(open_ids)
-            )
+            states = self._read(self._slurm.has("squeue"), open_ids, SQUEUE_FIELDS, "squeue", *words)
         except SlurmError:
             self._failures += 1
             raise
@@ -244,8 +241,7 @@ class JobStatePoller:
         try:
             jobs = f"--jobs={','.join(lost)}"
             words = ("--allocations", "--noheader", "--parsable2", f"--format={SACCT_FORMAT}", jobs)
-            ended = self._run("sacct", *words) if self._accounting else ""
-            states = parse_table(ended, SACCT_FIELDS) if self._accounting else self._run_scontrol(lost)
+            states = self._read(self._accounting, lost, SACCT_FIELDS, "sacct", *words)
         except SlurmError as error:
             if self._accounting and NO_ACCOUNTING in str(error):
                 self._accounting = False  # this does not change while a sweep runs
@@ -263,8 +259,11 @@ class JobStatePoller:
     def _is_over(self, job_id: str) -> bool:
         return job_id in self._states and is_over(self._states[job_id])
 
-    def _run_scontrol(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Query each job by itself: without a number scontrol lists the jobs of all users of the cluster."""
+    def _read(self, is_there: bool, job_ids: Sequence[str], fields: Sequence[str], *words: str) -> dict[str, JobState]:
+        """Return what a command prints, or scontrol where it is not there: of each job by itself, since without a
+        number that lists the jobs of all users of the cluster."""
+        if is_there:
+            return parse_table(self._run(*words), fields)
         states: dict[str, JobState] = {}
         for job_id in job_ids:
             try:
