@@ -101,7 +101,7 @@ def test_a_run_that_ends_while_it_is_parked_ends_alone(status, program):
         if status == "failed":
             rank.kill()
         else:
-            step = rank.environ()
+            step = rank.parent().environ()  # of its agent
             program.cluster.slurm("scancel", f"{step['SLURM_JOB_ID']}.{step['SLURM_STEP_ID']}")
         out, _ = process.communicate(timeout=LIMIT_S)
     rows = program.rows()
