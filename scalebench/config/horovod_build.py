@@ -11,10 +11,11 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
-from scalebench.core.machine import cuda_builds
+from scalebench.core.machine import cuda_builds, machine
 from scalebench.core.process import ask_python
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
@@ -31,6 +32,10 @@ print("ANSWER", *[name for name in sys.argv[2:] if getattr(horovod, name + "_bui
 """
 METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}  # of Horovod's metadata.json
 EXTENSION_PATTERNS = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
+# By the number of its library, and what the first line of `mpirun --version` contains. MPICH's ABI is also Intel's.
+MPI_LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.(40|12)\b")
+MPI_BY_NUMBER = {b"40": "Open MPI", b"12": "MPICH"}
+MPIRUN_NAMES = {"Open MPI": ("Open MPI", "OpenRTE"), "MPICH": ("HYDRA", "MPICH", "Intel(R) MPI", "MVAPICH")}
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tf-nightly")
 
 
@@ -44,7 +49,21 @@ def find_horovod_problem(framework: str, transport: str | None, launcher: str) -
         return "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
     if transport == "mpi" and launcher != "mpi":
         return "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
-    return find_build_problem(framework)
+    return find_build_problem(framework) or (_find_mpi_problem(framework) if launcher == "mpi" else None)
+
+
+def _find_mpi_problem(framework: str) -> str | None:
+    """Explain why the mpirun on the PATH is of another MPI than Horovod: each rank would be a group of its own."""
+    folder, version = cuda_builds.find_package("horovod"), machine.mpi_version()
+    extension = None if folder is None else next((folder / framework).glob(EXTENSION_PATTERNS[framework]), None)
+    linked = None if extension is None else MPI_LIBRARY.search(extension.read_bytes())
+    kinds = [kind for kind, names in MPIRUN_NAMES.items() if any(name in (version or "") for name in names)]
+    if linked is None or not kinds or (built_with := MPI_BY_NUMBER[linked[1]]) in kinds:
+        return None
+    return (
+        f"the mpirun on the PATH is of {kinds[0]}, and Horovod was built with {built_with}: put the mpirun of "
+        f"{built_with} first on the PATH; {REBUILD}"
+    )
 
 
 def find_build_problem(framework: str) -> str | None:

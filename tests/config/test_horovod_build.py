@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from scalebench.config import horovod_build
+from scalebench.core.machine import machine
 from tests.builders.horovod_install import Site
 
 BOTH = {"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"}
@@ -94,6 +95,23 @@ def test_a_transport_and_a_launcher_have_to_go_together(site):
         ("gloo", "mpi"): crash, ("mpi", "local"): started,
     }.items():  # fmt: skip
         assert horovod_build.find_horovod_problem("torch", *words) == problem, words
+
+
+def test_the_mpirun_on_the_path_is_of_the_mpi_that_horovod_was_built_with(site, monkeypatch):
+    """An MPI of another kind starts each rank as a group of its own."""
+    extension = site.horovod(BOTH) / "torch" / "mpi_lib_v2.x.so"
+    open_mpi, mpich = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
+    for version, library, other in (
+        (open_mpi, "libmpi.so.40", None), (mpich, "libmpi.so.12", None), (mpich, "libmpich.so.12", None),
+        (mpich, "libmpi.so.40", "MPICH, and Horovod was built with Open MPI: put the mpirun of Open MPI first"),
+        ("Intel(R) MPI Library", "libmpi.so.40", "MPICH, and Horovod was built with Open MPI"),
+        (open_mpi, "libmpi.so.12", "Open MPI, and Horovod was built with MPICH: put the mpirun of MPICH first"),
+        ("a wrapper", "libmpi.so.12", None), (None, "libmpi.so.40", None), (mpich, "libmpi.so", None),
+    ):  # fmt: skip
+        extension.write_bytes(b"\x7fELF\0\xff" + library.encode() + b"\0libc.so.6")
+        monkeypatch.setattr(machine, "mpi_version", lambda version=version: version)
+        problem = horovod_build.find_horovod_problem("torch", "mpi", "mpi")
+        assert (problem is None) if other is None else problem.startswith(f"the mpirun on the PATH is of {other}")
 
 
 @pytest.mark.real
