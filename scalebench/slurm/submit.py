@@ -50,7 +50,6 @@ class Submission:
 
 
 def write_submission(submission: Submission, folder: Path) -> None:
-    """Write job.json."""
     write_json(folder / JOB_FILE, submission)
 
 

@@ -86,12 +86,13 @@ def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple
     if hardware.scheduler == "kubernetes":  # whose nodes can only be seen from pods
         problem = Kubectl(hardware.kubernetes.namespace).find_problem()
         return [check_value("cluster", "JobSet v1alpha2", problem or "JobSet v1alpha2", problem is None)], None
-    node = check_node(hardware, host, in_allocation())
+    is_in_job = in_allocation()
+    node = check_node(hardware, host, is_in_job)
     if hardware.scheduler != "slurm":
         return node + (check_shared_folders(config) if hardware.hosts or hardware.max_nodes > 1 else []), None
     slurm_results, nodes = slurm_check.check_slurm(Slurm(hardware.slurm.bin), config)
     name = find_node_name(host, nodes)
-    job = f", in job {os.environ['SLURM_JOB_ID']}" if in_allocation() else ""
+    job = f", in job {os.environ['SLURM_JOB_ID']}" if is_in_job else ""
     same: bool | None = True if nodes else None
     if name is None:  # the YAML does not describe this host
         node = [replace(line, actual=f"{line.actual} (not a node)", verdict=UNCHECKED) for line in node]
