@@ -98,14 +98,14 @@ BATCH = TorchBatch(torch.linspace(-1, 1, 20 * 600).reshape(20, 200, 3), torch.li
 
 
 def sync_starts(adapter):
-    """Return when the all-reduces of a step started, and when its gradients were ready."""
+    """Return when the all-reduces of a step were called, and when its gradients were ready."""
     for _ in range(3):  # the first steps rebuild the buckets
         adapter.step(BATCH)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         adapter.step(BATCH)
     actual = [(event.name, event.time_range.start) for event in profiler.events()]
     gradient = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-    return tuple(sorted(start for name, start in actual if name == each) for each in ("gloo:all_reduce", gradient))
+    return tuple(sorted(start for name, start in actual if name == each) for each in ("c10d::allreduce_", gradient))
 
 
 @pytest.mark.parametrize("overlap", [True, False])

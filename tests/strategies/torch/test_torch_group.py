@@ -120,18 +120,22 @@ def test_a_group_of_one_rank_sums_and_leaves(strategy):
 
 def test_a_callback_that_outlives_the_group_does_not_abort_the_process(strategy):
     adapter = strategy("independent_torch")
-    left = threading.Event()
+    waits, left, main = threading.Event(), threading.Event(), threading.get_ident()
 
     def reduce_with_callback():  # the callback holds the group, as that of a hook does
         own = dist.group.WORLD
 
         def wait(reduced):
-            assert left.wait(60)
+            if threading.get_ident() != main:  # else the operation was over before it had a callback
+                waits.set()
+                assert left.wait(60)
             return own.size()
 
         return dist.all_reduce(torch.ones(2), group=own, async_op=True).get_future().then(wait)
 
     size = reduce_with_callback()
+    while not waits.wait(1):
+        size = reduce_with_callback()
     adapter.close()
     left.set()
     assert size.wait() == 1
