@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalebench.strategies.base import LossPart, check_group, never_measured
-from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.precision import Precision
 
 

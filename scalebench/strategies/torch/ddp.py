@@ -14,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.profiling import ALL_REDUCE
 from scalebench.strategies.torch.user_errors import UserProblem, summarize_names
 

@@ -12,9 +12,9 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, never_measured
-from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message, TorchGroup
+from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
 from scalebench.strategies.torch.pipeline.schedule import MicroBatchSchedule, StagePlace
 from scalebench.strategies.torch.pipeline.stage import (

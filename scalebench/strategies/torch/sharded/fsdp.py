@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import create_on_all_ranks, never_measured
-from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.group import all_gather, reduce_scatter
+from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.tensor_parallel import TensorParallel

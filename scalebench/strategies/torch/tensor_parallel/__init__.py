@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, Unsupported, never_measured
-from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.step_module import StepModule
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
