@@ -63,8 +63,8 @@ class _JobSet:
             secret = jobset.make_secret(self._name, self._settings, secrets.token_hex(32), pack_runs(self._job))
             for manifest in (secret, self._manifest):  # on standard input: others see command lines
                 self._kubectl.run("create", "--filename", "-", content=json.dumps(manifest))
-            command = f"kubectl delete jobset {self._name}"
-            self._console.print_line(f"{len(self._left)} runs are a JobSet; Ctrl-C ends it, and so does {command}")
+            runs = "1 run is" if len(self._left) == 1 else f"{len(self._left)} runs are"
+            self._console.print_line(f"{runs} JobSet {self._name}; Ctrl-C deletes it")
             yield from self._follow_log()
             outcome = self._explain() if self._left else RunOutcome("ok")
         except (KubectlError, InputError) as error:
