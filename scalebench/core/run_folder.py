@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,11 +159,6 @@ def try_folder(folder: Path, batch: int, more_memory: bool = False) -> Path:
 def launcher_log_name(folder: Path) -> str | None:
     """Return the name of the log of the program that started the ranks; None where it kept none."""
     return next((name for name in (MPIRUN_LOG, SRUN_LOG, COMMAND_LOG) if (folder / name).exists()), None)
-
-
-def has_rank_files(names: Iterable[str]) -> bool:
-    """Return whether some of these files were written by ranks."""
-    return any(name.startswith(("rank", "progress")) for name in names)
 
 
 def write_rank_file(path: Path, record: Any, run_id: str | None = None) -> None:

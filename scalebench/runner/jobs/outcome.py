@@ -11,7 +11,7 @@ from pathlib import Path
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_tail
 from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
-from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, has_rank_files
+from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE
 from scalebench.runner.collect import (
     ResultParts,
     RunId,
@@ -130,7 +130,7 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
 def _reason_without_records(job: SubmittedJob, state: JobState, reason: str | None) -> str:
     folder = job.request.folder
     names = os.listdir(folder)
-    left_files = job.log.exists() or has_rank_files(names)
+    left_files = job.log.exists() or any(name.startswith(("rank", "progress")) for name in names)
     if state.node_list and not left_files:
         return (
             f"job {state.job_id} ran on {state.node_list} and left nothing in {folder.absolute()}: the "
