@@ -134,11 +134,6 @@ def test_a_lock_that_was_left_is_taken_away() -> None:
     assert not lock.is_symlink() and JOURNAL.read_text() == "{}\n"
 
 
-def test_no_journal_needs_no_mending() -> None:
-    mend(JOURNAL)
-    assert not JOURNAL.exists()
-
-
 @pytest.mark.parametrize(
     ("status", "reason", "state"),
     [

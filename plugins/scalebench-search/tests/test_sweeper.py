@@ -81,13 +81,6 @@ def test_each_trial_is_a_row_and_the_best_has_a_command(search: Search) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_finds_the_rate_that_is_best(search: Search) -> None:
-    assert search(RATE, trials=25)[0] == 0
-    assert best()["value"] < 0.01  # a decimal power of 0.1 off: 26 % more or less
-    assert BEST_RATE / 1.26 < float(best()["overrides"][0].partition("=")[2]) < BEST_RATE * 1.26
-
-
-@pytest.mark.slow
 def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own runs are one after the other here; all three are told once they are over."""
     monkeypatch.setattr(SweepSession, "max_concurrent_runs", lambda self, spec: 3)
@@ -113,13 +106,6 @@ def test_a_search_records_failures_and_continues(search: Search) -> None:
     assert "out of memory" in out
     assert len(scalebench.load("s")) == 4  # none is run twice
     assert len(trials()) == 14 and len(set(values("run"))) == 4
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_is_an_answer(search: Search) -> None:
-    search("strategy.options.diverge_step=-1,1", trials=6)
-    message = {trial["strategy.options.diverge_step"]: trial["state"] for trial in trials()}
-    assert message == {"-1": "complete", "1": "pruned"}
 
 
 @pytest.mark.slow
@@ -189,20 +175,18 @@ def test_no_time_left_ends_a_search(search: Search, monkeypatch: pytest.MonkeyPa
 
 
 WRONG = [
-    ([], "there is nothing to search: give a range, as in 'train.learning_rate=tag("),
     (["train.lerning_rate=interval(0.1,1)"], "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
     (["train.optimizer=adam,adan"], "adan"),
     (["gpus=interval(1,2)"], "gpus=1.0"),
     ([RATE, "baseline=auto"], "baseline=auto: the trials of a search are compared with each other"),
     ([RATE, "measure.repeats=3"], "measure.repeats=3: a trial is one run; repeat the best one afterwards"),
-    ([RATE, "hydra.sweeper.objective=metrik"], "no objective of a search 'metrik'; did you mean 'metric'?"),
     ([RATE, "hydra.sweeper.n_trial=3"], "no key 'hydra.sweeper.n_trial'; did you mean 'hydra.sweeper.n_trials'?"),
     ([RATE, "hydra.sweeper.objective=time_to_target_s"], "needs a target: set train.stop.target"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "line"), WRONG, ids=[(words or ["nothing"])[-1] for words, _ in WRONG])
+@pytest.mark.parametrize(("words", "line"), WRONG, ids=[words[-1] for words, _ in WRONG])
 def test_bad_settings_are_refused_in_one_line(search: Search, words: list[str], line: str) -> None:
     status, out, err = search(*words)
     assert (status, out) == (2, "")
