@@ -49,10 +49,10 @@ def find_horovod_problem(framework: str, transport: str | None, launcher: str) -
         return "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
     if transport == "mpi" and launcher != "mpi":
         return "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
-    return find_build_problem(framework) or (_find_mpi_problem(framework) if launcher == "mpi" else None)
+    return find_build_problem(framework) or (find_mpi_problem(framework) if launcher == "mpi" else None)
 
 
-def _find_mpi_problem(framework: str) -> str | None:
+def find_mpi_problem(framework: str) -> str | None:
     """Explain why the mpirun on the PATH is of another MPI than Horovod: each rank would be a group of its own."""
     folder, version = cuda_builds.find_package("horovod"), machine.mpi_version()
     extension = None if folder is None else next((folder / framework).glob(EXTENSION_PATTERNS[framework]), None)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.config import horovod_build
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
 from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem, private_network
@@ -61,6 +62,10 @@ def launch(request: LaunchRequest) -> GroupExit:
         path = shutil.which("mpirun")
         if path is None:
             raise StartError(NO_MPIRUN)
+        strategy = spec.config.strategy
+        # In a job, whose nodes have an mpirun of their own; elsewhere the run was refused before.
+        if "horovod" in strategy.requires and (problem := horovod_build.find_mpi_problem(strategy.framework)):
+            raise StartError(problem)
         named = host_lists.list_hostnames(hardware.hosts, spec.places) if hardware.hosts else []
         hosts = srun.rank_nodes(spec) if on_nodes else named  # without them mpirun starts all on this machine
         address = group.listen(hosts if on_nodes or not all(map(is_this_host, hosts)) else None)

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from scalebench.config import horovod_build
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import MPIRUN_LOG, rank_log_name
 from scalebench.core.spec import write_spec
@@ -55,6 +56,19 @@ def test_a_missing_mpirun_is_a_failed_run(tmp_path, monkeypatch):
         "the processes could not be started: there is no mpirun on the PATH; "
         "install Open MPI (openmpi-bin) or take a strategy without MPI"
     )
+
+
+def test_an_mpirun_of_another_mpi_than_horovods_starts_nothing(tmp_path, monkeypatch):
+    """Those of the nodes of a job, which the host that submits it does not see."""
+    asked = []
+    monkeypatch.setattr(mpi.shutil, "which", lambda name: f"/opt/mpich/bin/{name}")
+    monkeypatch.setattr(horovod_build, "find_mpi_problem", lambda framework: asked.append(framework) or "of MPICH")
+    spec = spec_of()
+    spec.config.strategy.requires, spec.config.strategy.framework = ["horovod"], "torch"
+    result = run_spec(spec, tmp_path / "run")
+    assert (result.status, result.reason, asked) == (
+        "failed", "the processes could not be started: of MPICH", ["torch"],
+    )  # fmt: skip
 
 
 def test_the_first_message_of_mpirun_is_taken(tmp_path):
