@@ -18,6 +18,8 @@ from scalebench.slurm.job_states import JobState, JobStatePoller, is_over, why_n
 
 POLL_INTERVAL_S = 0.5  # between two checks of the folders
 RESULT_LIMIT_S = 10.0  # for a result to appear in a shared folder after the scheduler reports the job as over
+# The same of a job that ended by itself, and so has left results: an NFS client may not see new files for a minute.
+COMPLETED_RESULT_LIMIT_S = 90.0
 EXPLAIN_LIMIT_S = 60.0  # for the scheduler to explain a result that is not ok
 MAX_UNKNOWN = 8  # consecutive answers without a job that was in no answer before
 CANCEL_LIMIT_S = 60.0  # for jobs to end after they are cancelled
@@ -38,6 +40,11 @@ def sleep_until_cancelled(seconds: float) -> None:
     """Sleep; KeyboardInterrupt at Ctrl-C and SIGTERM."""
     if process.cancelled.wait(seconds):
         raise KeyboardInterrupt
+
+
+def limit_result_wait_s(state: JobState | None) -> float:
+    """Return how long to wait for the results of a job that is over."""
+    return COMPLETED_RESULT_LIMIT_S if state is not None and state.state == "COMPLETED" else RESULT_LIMIT_S
 
 
 class JobFollower:
@@ -179,7 +186,7 @@ class JobFollower:
             )
         if job.over_s is not None:  # a job that never ran has left nothing
             may_appear = job.state is None or not is_over(job.state) or job.ran
-            if may_appear and now_s - job.over_s < RESULT_LIMIT_S:
+            if may_appear and now_s - job.over_s < limit_result_wait_s(job.state):
                 return None
             return job_results.write_missing_result(job, self._slurm)
         # The scheduler has reported nothing of the job for too long.

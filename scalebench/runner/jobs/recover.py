@@ -9,7 +9,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, RunKey, is_owned
 from scalebench.core.spec import read_spec
 from scalebench.runner.jobs import outcome
-from scalebench.runner.jobs.follow import POLL_INTERVAL_S, RESULT_LIMIT_S, JobWatcher, sleep_until_cancelled
+from scalebench.runner.jobs.follow import POLL_INTERVAL_S, JobWatcher, limit_result_wait_s, sleep_until_cancelled
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.job_states import JobStatePoller, is_over
@@ -56,7 +56,7 @@ def find_running_jobs(
             running[job.request.folder.absolute()] = job.request.spec.fingerprint, job.request.spec.config.repeat
     waited_s = 0.0  # for results that jobs left and that are not visible yet
     while ended := [job for job in ended if outcome.read_job_result(job.request.folder, fresh=True) is None]:
-        if waited_s >= RESULT_LIMIT_S:
+        if all(waited_s >= limit_result_wait_s(job.state) for job in ended):
             break
         pause(POLL_INTERVAL_S)
         waited_s += POLL_INTERVAL_S
