@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -24,7 +23,7 @@ import numpy as np
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.json_files import read_record, read_tail
+from scalebench.core.json_files import format_json, parse_record, read_record, read_tail
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import records, user_code
@@ -49,6 +48,17 @@ class FunctionCall:
     options: dict[str, Any]
     from_user: bool = True  # dataset.builder names it, which may be in the current folder; else a plugin
     plugin_version: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a call: the samples are `written`, or what went wrong with the `function`, in an InputError of its
+    own (`input`), or with a `file` that cannot be written."""
+
+    kind: str
+    problem: str = ""
+    traceback: str = ""
+    errno: int = 0
 
 
 class SampleFacts(NamedTuple):
@@ -206,21 +216,24 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
     than `limit_s`; InputError if the function raised one; and OSError where the disk is full.
     """
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as answers, tempfile.NamedTemporaryFile() as log:
-        pickle.dump(call, request)
+        request.write(format_json(call).encode())
         request.seek(0)
         command = build_python_command("-m", WORKER_MODULE, str(os.getpid()), str(folder))
         process = subprocess.Popen(command, stdin=request, stdout=answers, stderr=log, start_new_session=True)
         status = _wait_for_end(process, call, limit_s)
         answers.seek(0)
         try:
-            problem: Exception | None = pickle.load(answers)  # of this user's own process
-        except (EOFError, pickle.UnpicklingError):
-            problem = PluginError(_describe_exit(status, limit_s, call))
+            answer = parse_record(answers.read(), Answer)
+        except ValueError:
+            answer = Answer("function", _describe_exit(status, limit_s, call))
         output = read_tail(Path(log.name), MAX_LOG_BYTES)
-    if isinstance(problem, PluginError):
-        problem.log = "\n".join(filter(None, [output, problem.log]))
-    if problem is not None:
-        raise problem
+    match answer.kind:
+        case "file":
+            raise OSError(answer.errno, os.strerror(answer.errno))
+        case "input":
+            raise InputError(answer.problem)
+        case "function":
+            raise PluginError(answer.problem, "\n".join(filter(None, [output, answer.traceback])))
     available = read_record(folder / READING_FILE, Reading).available or 0
     if available > call.size:
         line = (

@@ -1,11 +1,10 @@
 """The process that calls a dataset function, started as `python -m ...user_function_worker PARENT FOLDER` with a
-pickled FunctionCall on its standard input. FOLDER receives the samples, standard output the pickled error or None."""
+FunctionCall as JSON on its standard input. FOLDER receives the samples, standard output an Answer as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,26 +13,27 @@ from pathlib import Path
 
 from scalebench.core import exit_with_parent, plugins
 from scalebench.core.errors import InputError, PluginError
+from scalebench.core.json_files import format_json, parse_record
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import sample_writer
-from scalebench.workloads.datasets.user_function import FunctionCall
+from scalebench.workloads.datasets.user_function import Answer, FunctionCall
 
 
 def main(parent: int, folder: Path) -> None:
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
-    call: FunctionCall = pickle.load(sys.stdin.buffer)
-    problem: Exception | None = None
-    with os.fdopen(os.dup(1), "wb") as answers:
+    call = parse_record(sys.stdin.buffer.read(), FunctionCall)
+    with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what the function prints is no answer
         try:
             make_samples(call, folder)
+            answer = Answer("written")
         except PluginError as error:
-            problem = error
+            answer = Answer("function", str(error), error.log)
         except InputError as error:
-            problem = InputError(str(error))  # whatever class of the user's it is
+            answer = Answer("input", str(error))
         except OSError as error:
-            problem = OSError(error.errno, error.strerror)
-        pickle.dump(problem, answers)
+            answer = Answer("file", errno=error.errno or 0)
+        answers.write(format_json(answer))
 
 
 def make_samples(call: FunctionCall, folder: Path) -> None:
