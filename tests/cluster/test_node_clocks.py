@@ -59,7 +59,7 @@ def test_each_node_tells_of_itself_by_its_own_clock(skewed, program):
 
 def test_the_first_failure_is_reported_despite_different_clocks(skewed_python, program):
     """The others tell of lost connections, and by their clocks a minute and more before."""
-    options = ("fault", "raise"), ("fault_phase", "step"), ("fault_rank", "2"), ("fault_step", "200")
+    options = ("fault", "raise"), ("fault_phase", "step"), ("fault_rank", "2"), ("fault_step", "50")
     result = run(program, "simulated", *(f"strategy.options.{name}={value}" for name, value in options))
     assert result.status == "failed" and (result.reason or "").startswith("rank 2: "), result.reason
     told = {rank.rank: rank.failed_at_s for rank in result.ranks if rank.failed_at_s is not None}
