@@ -11,8 +11,6 @@ import re
 import stat
 from pathlib import Path
 
-import msgspec
-
 MAX_FILE_BYTES = 256 * 2**20  # the record of a thousand ranks has some ten
 MAX_SMALL_FILE_BYTES = 16 * 2**20  # of one config, or one state
 MAX_LIST_BYTES = 64 * 1024
@@ -73,6 +71,8 @@ def read_text_list(folder: Path, name: str) -> list[str]:
     Nothing is resolved or expanded: ${oc.env:HOME} stays these letters. Raises FileRefused for a file outside the
     folder and for anything but such a list, OSError.
     """
+    import msgspec  # not above: Horovod is built before it is there
+
     if not os.path.lexists(folder / name):
         return []
     path = find_run_file(folder, name)

@@ -41,7 +41,7 @@ FLAG_MODULES = (
     "analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes",
     "runner/collect",
 )  # fmt: skip
-FLAG_FUNCTIONS = re.compile(r"\w*(flags|find_unsteadiness|_drift|resolve)")
+FLAG_FUNCTIONS = re.compile(r"\w*(flags|find_unsteadiness|_drift|resolve|machines_part)")
 
 
 def flag_literals():
