@@ -34,15 +34,16 @@ docs: install
 # contracts. Many tests wait for processes, so that three lanes are busy enough for two cores.
 TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_contract_tensorflow.py \
   tests/strategies/test_framework_parity.py tests/strategies/test_network_operations.py \
-  tests/report tests/docs tests/conf tests/config tests/core tests/fuzz tests/install
-PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults tests/slurm
+  tests/report tests/docs tests/conf tests/config tests/core tests/fuzz tests/install tests/kubernetes tests/slurm \
+  tests/analysis
+PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults
 SELECTION := -m "not slow"
 test: install
 	@$(MAKE) --no-print-directory --jobs 4 --keep-going --output-sync=target \
 	  lint test-tensorflow test-program test-torch
 
 test-tensorflow: install
-	@echo "tests of TensorFlow, of the configuration, the docs, the report and the installation"
+	@echo "tests of TensorFlow, of the configuration, the docs, the report, the installation and clusters"
 	$(PY) -m pytest --quiet $(SELECTION) $(TENSORFLOW_LANE)
 	$(PY) -m pytest --quiet $(SELECTION) plugins/scalebench-search
 
