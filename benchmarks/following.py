@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scalebench.cluster.commands import Slurm
+from scalebench.cluster.submit import Submission, write_submission
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec
 from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob
 from scalebench.runner.jobs.follow import sleep_until_cancelled
-from scalebench.slurm.commands import Slurm
-from scalebench.slurm.submit import Submission, write_submission
 
 COUNTS = (1, 100)
 FOLLOW_S = float(os.environ.get("BENCHMARK_FOLLOW_S", "30"))

@@ -12,12 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from scalebench.cluster.commands import Slurm
+from scalebench.cluster.submit import submit_job
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob
-from scalebench.slurm.commands import Slurm
-from scalebench.slurm.submit import submit_job
 
 LAUNCHES = 7
 OVERRIDES = (

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "core",
-    "workloads slurm kubernetes",
+    "workloads cluster",
     "strategies analysis",
     "measure config",
     "runner report",
@@ -99,7 +99,7 @@ def test_imports_are_collected():
     assert Import("scalebench.__main__", "scalebench.cli.hydra_app", False) in INTERNAL
     assert Import("scalebench.analysis.load", "pandas", False) in IMPORTS
     assert is_upward(Import("scalebench.core.spec", "scalebench.report.tables", False))
-    assert is_upward(Import("scalebench.workloads.source", "scalebench.slurm.submit", False))
+    assert is_upward(Import("scalebench.workloads.source", "scalebench.cluster.submit", False))
 
 
 def test_a_room_imports_only_from_lower_layers():

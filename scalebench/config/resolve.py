@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scalebench.cluster import resources
+from scalebench.cluster.jobset import check_kubernetes_options
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
 from scalebench.config.script import has_script, settle_script
@@ -25,8 +27,6 @@ from scalebench.core.spec import (
     StrategySpec,
     check_fields,
 )
-from scalebench.kubernetes.jobset import check_kubernetes_options
-from scalebench.slurm import resources
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
 from scalebench.strategies.script.arguments import uses_batch

@@ -6,12 +6,12 @@ import os
 import shutil
 from collections.abc import Callable
 
+from scalebench.cluster.commands import Slurm, find_site, in_allocation
+from scalebench.cluster.kubectl import has_kubectl
 from scalebench.config import horovod_build
 from scalebench.config.placement import Placement, find_binding_problem
 from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
-from scalebench.kubernetes.kubectl import has_kubectl
-from scalebench.slurm.commands import Slurm, find_site, in_allocation
 from scalebench.strategies import registry
 from scalebench.workloads import user_code
 

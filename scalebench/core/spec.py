@@ -174,7 +174,7 @@ class KubernetesSpec:
     namespace: str | None = None  # null: that of the context of kubectl
     queue: str | None = None  # Kueue's, which admits all pods at once
     resource: str = "nvidia.com/gpu"  # by which a pod asks for GPUs; amd.com/gpu
-    # Your own jobset.yaml, where pods need more, such as tolerations; null: scalebench/kubernetes/jobset.yaml.
+    # Your own jobset.yaml, where pods need more, such as tolerations; null: scalebench/cluster/jobset.yaml.
     template: str | None = None
     claim: str | None = None  # of a volume for data, logs and traces, which all pods write to; null: each has its own
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalebench.cluster.commands import Slurm, find_site
+from scalebench.cluster.jobset import is_on_pods
+from scalebench.cluster.submit import Submission, read_submission, submit_job
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock, clear_run_folder
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE, RunKey, copy_run
 from scalebench.core.spec import RunSpec
-from scalebench.kubernetes.jobset import is_on_pods
-from scalebench.slurm.commands import Slurm, find_site
-from scalebench.slurm.submit import Submission, read_submission, submit_job
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_s
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from scalebench.cluster.commands import find_site
 from scalebench.core.machine import gpus
 from scalebench.core.machine.cpus import CpuTimes, read_cpu_times
 from scalebench.core.process import cancelled
@@ -32,7 +33,6 @@ from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER
 from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.runner.turns import Turns
-from scalebench.slurm.commands import find_site
 
 # After so many rounds, and then at each doubling, the precision of the ratios is examined: at every round, chance alone
 # would end the cohort too early.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from scalebench.cluster import submit
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record
@@ -15,7 +16,6 @@ from scalebench.core.run_folder import JOB_RUNS_FILE
 from scalebench.core.spec import read_spec, write_spec
 from scalebench.runner.jobs.job import JobRuns
 from scalebench.runner.parent import UnwrittenResult, run_spec
-from scalebench.slurm import submit
 from scalebench.sweeps.cohort import Cohort, CohortRun
 
 OnResult = Callable[[CohortRun, Result], None]

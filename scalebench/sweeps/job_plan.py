@@ -8,9 +8,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from scalebench.cluster.jobset import is_on_pods
 from scalebench.config.support import is_reachable
 from scalebench.core.untrusted import clean_text
-from scalebench.kubernetes.jobset import is_on_pods
 from scalebench.sweeps.console import Console, format_repeat
 from scalebench.sweeps.estimate import estimate_s
 from scalebench.sweeps.plan import SweepRun
@@ -29,7 +29,7 @@ def print_jobs(
     from rich import box
     from rich.table import Table
 
-    from scalebench.slurm.resources import job_geometry, sweep_geometry, time_limit_minutes
+    from scalebench.cluster.resources import job_geometry, sweep_geometry, time_limit_minutes
 
     def limit_minutes(job: Job) -> int:
         return time_limit_minutes([run.spec for run in job], [estimate_s(run.spec)[1] for run in job])
@@ -79,7 +79,7 @@ def print_jobs(
 def _print_largest_script(console: Console, jobs: Sequence[Job], folder: Path, several: bool) -> None:
     """Print the batch script of the largest of these jobs, and for a job of one run the command in it that starts the
     ranks."""
-    from scalebench.slurm import resources, submit
+    from scalebench.cluster import resources, submit
     from scalebench.sweeps.jobset_runs import make_manifest
 
     specs = [[run.spec for run in job] for job in jobs]

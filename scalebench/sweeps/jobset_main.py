@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from scalebench.cluster.jobset import JOBSET_VARIABLE
 from scalebench.core.json_files import format_json, read_tail
 from scalebench.core.process import KEY_VARIABLE
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, monitor_path
-from scalebench.kubernetes.jobset import JOBSET_VARIABLE
 from scalebench.runner.jobs.job import JobRun, JobRuns
 from scalebench.runner.launchers import pods
 from scalebench.sweeps.cohort import CohortRun

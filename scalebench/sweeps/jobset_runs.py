@@ -10,6 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scalebench.cluster import jobset
+from scalebench.cluster.kubectl import Kubectl, KubectlError
+from scalebench.cluster.resources import sweep_geometry, time_limit_minutes
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import refuse_folder_with_result
@@ -17,12 +20,9 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import OUTPUT_FILES, RESULT_FILE
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.core.untrusted import clean_text
-from scalebench.kubernetes import jobset
-from scalebench.kubernetes.kubectl import Kubectl, KubectlError
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs.job import JobRequest
 from scalebench.runner.jobs.outcome import write_result_for
-from scalebench.slurm.resources import sweep_geometry, time_limit_minutes
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_s
 from scalebench.sweeps.jobset_main import pack_runs, unpack_result

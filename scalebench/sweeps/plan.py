@@ -14,11 +14,11 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import DictConfig
 
+from scalebench.cluster.commands import find_site
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RunKey
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
-from scalebench.slurm.commands import find_site
 
 TURN_LAUNCHERS = ("local", "mpi")
 MAX_RUNS = 10_000  # all are composed and checked before the first: some 10 ms each, and 90 ms for files of its own

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from scalebench.cluster.commands import find_site
 from scalebench.config.compose import Loader
 from scalebench.config.resolve import resolve
 from scalebench.core import process
@@ -30,7 +31,6 @@ from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_fol
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE
 from scalebench.measure.progress import RankProgress
-from scalebench.slurm.commands import find_site
 from scalebench.sweeps import cluster_runs, folders, job_plan, plan
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_left_s

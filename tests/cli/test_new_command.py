@@ -14,11 +14,11 @@ from scalebench.__main__ import run_command
 from scalebench.cli.commands import new
 from scalebench.cli.commands.doctor.slurm_check import OK, check_partition
 from scalebench.cli.commands.new_hardware import NodeShape, describe_nodes
+from scalebench.cluster.partition import parse_sinfo
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.spec import SlurmSpec, StrategySpec
-from scalebench.slurm.partition import parse_sinfo
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
 from tests.slurm.builders import Tools, render

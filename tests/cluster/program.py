@@ -10,9 +10,9 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from scalebench.cluster.submit import read_submission
 from scalebench.core.result import read_result
 from scalebench.measure.progress import read_progress
-from scalebench.slurm.submit import read_submission
 from tests.cluster import hosts
 from tests.cluster.cluster import ROOT
 from tests.cluster.processes import until

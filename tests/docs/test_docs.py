@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import new
+from scalebench.cluster.job_states import END_STATES, PERMANENT_REASONS
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.core import run_folder
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config, SlurmSpec, StrategySpec
-from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
 from scalebench.strategies import registry
 from scalebench.strategies.registry import missing_packages
 from scalebench.workloads import datasets, networks

@@ -18,11 +18,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from scalebench.__main__ import main
+from scalebench.cluster import jobset
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.spec import HardwareSpec, KubernetesSpec
-from scalebench.kubernetes import jobset
 from scalebench.sweeps import jobset_runs
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.plan import SweepRun

@@ -3,9 +3,9 @@
 import math
 from pathlib import Path
 
+from scalebench.cluster import submit
+from scalebench.cluster.commands import Slurm
 from scalebench.core.spec import HardwareSpec, SlurmSpec, StrategySpec
-from scalebench.slurm import submit
-from scalebench.slurm.commands import Slurm
 from tests.builders.configs import make_spec
 
 FOLDER = Path("/scratch/user/sweep/3")

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.core.errors import InputError
-from scalebench.core.result import STATUSES
-from scalebench.slurm import commands
-from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, classify_error
-from scalebench.slurm.job_states import (
+from scalebench.cluster import commands
+from scalebench.cluster.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, classify_error
+from scalebench.cluster.job_states import (
     END_STATES,
     MAX_LATE_ANSWERS,
     MAX_POLL_INTERVAL_S,
@@ -27,7 +25,7 @@ from scalebench.slurm.job_states import (
     parse_table,
     why_never_starts,
 )
-from scalebench.slurm.partition import (
+from scalebench.cluster.partition import (
     SINFO_FORMAT,
     PartitionNode,
     count_gpus,
@@ -36,6 +34,8 @@ from scalebench.slurm.partition import (
     parse_sinfo,
     read_partition,
 )
+from scalebench.core.errors import InputError
+from scalebench.core.result import STATUSES
 from tests.builders.runs import find_running, wait_until
 from tests.conftest import ROOT
 from tests.slurm.builders import SINFO

@@ -15,15 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.config.compose import compose_config
-from scalebench.config.resolve import resolve
-from scalebench.core import config_files
-from scalebench.core.errors import InputError
-from scalebench.core.run_folder import JOB_FILE
-from scalebench.core.spec import Config, HardwareSpec, RankPlacement, SlurmSpec, check_fields
-from scalebench.slurm import resources, submit
-from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
-from scalebench.slurm.resources import (
+from scalebench.cluster import resources, submit
+from scalebench.cluster.commands import JobRefused, SlurmError, SlurmUnreachable
+from scalebench.cluster.resources import (
     JobGeometry,
     check_slurm_options,
     job_geometry,
@@ -31,6 +25,12 @@ from scalebench.slurm.resources import (
     sweep_geometry,
     time_limit_minutes,
 )
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core import config_files
+from scalebench.core.errors import InputError
+from scalebench.core.run_folder import JOB_FILE
+from scalebench.core.spec import Config, HardwareSpec, RankPlacement, SlurmSpec, check_fields
 from tests.builders.configs import ALPHA, make_spec
 from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, render, run
 

@@ -14,13 +14,13 @@ import pytest
 import scalebench
 import scalebench.runner.jobs
 from scalebench import __main__ as program
+from scalebench.cluster.submit import Submission, write_submission
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import QueueState, outcome
 from scalebench.runner.parent import run_spec
-from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps import console as console_module
 from scalebench.sweeps.console import Console

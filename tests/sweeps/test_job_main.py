@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+from scalebench.cluster.submit import JOB_MODULE, Submission, read_submission, write_submission
 from scalebench.core import process
 from scalebench.core.json_files import write_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, remove_run
 from scalebench.core.spec import write_spec
 from scalebench.runner.jobs.job import JobRun, JobRuns
-from scalebench.slurm.submit import JOB_MODULE, Submission, read_submission, write_submission
 from scalebench.sweeps import job_main
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, find_running, record, simulated_spec, wait_until

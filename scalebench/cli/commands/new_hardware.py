@@ -16,13 +16,13 @@ from pathlib import Path
 
 from scalebench.cli.commands.arguments import refuse_unwritable
 from scalebench.cli.commands.new import NO_ROOM, TEMPLATE_FOLDER, YAML_WORDS, make_environment
+from scalebench.cluster.commands import Slurm, SlurmError
+from scalebench.cluster.partition import Partition, PartitionNode, count_gpus_by_type, read_partition
+from scalebench.cluster.resources import START_ALLOWANCE_S
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.units import format_bytes
-from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.partition import Partition, PartitionNode, count_gpus_by_type, read_partition
-from scalebench.slurm.resources import START_ALLOWANCE_S
 
 GROUP = "hardware"
 TEMPLATE = TEMPLATE_FOLDER.with_name("hardware.yaml.jinja")

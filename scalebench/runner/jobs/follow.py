@@ -7,14 +7,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from scalebench.cluster.commands import Slurm, SlurmError
+from scalebench.cluster.job_states import JobState, JobStatePoller, is_over, why_never_starts
 from scalebench.core import process
 from scalebench.core.result import Result
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as job_results
 from scalebench.runner.jobs.job import JobRequest, PlannedJob, QueueState, SubmittedJob
 from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
-from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.job_states import JobState, JobStatePoller, is_over, why_never_starts
 
 POLL_INTERVAL_S = 0.5  # between two checks of the folders
 RESULT_LIMIT_S = 10.0  # for a result to appear in a shared folder after the scheduler reports the job as over

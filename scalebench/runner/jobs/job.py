@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.cluster.job_states import WAITING_STATES, JobState
+from scalebench.cluster.submit import Submission
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_LOG
 from scalebench.core.spec import RunSpec
-from scalebench.slurm.job_states import WAITING_STATES, JobState
-from scalebench.slurm.submit import Submission
 
 
 @dataclass(eq=False)

@@ -8,6 +8,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from scalebench.cluster.commands import Slurm, SlurmError, expand_nodes
+from scalebench.cluster.job_states import END_STATES, JobState, classify_end, is_over, is_script_killed
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_tail
 from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
@@ -25,8 +27,6 @@ from scalebench.runner.collect import (
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.runner.launchers import srun
 from scalebench.runner.parent import StartedRun
-from scalebench.slurm.commands import Slurm, SlurmError, expand_nodes
-from scalebench.slurm.job_states import END_STATES, JobState, classify_end, is_over, is_script_killed
 
 # Ends from outside the run; failures that ranks report then follow from them.
 EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}

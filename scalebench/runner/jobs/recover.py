@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from scalebench.cluster.commands import Slurm, SlurmError
+from scalebench.cluster.job_states import JobStatePoller, is_over
+from scalebench.cluster.submit import read_submission
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, RunKey, is_owned
 from scalebench.core.spec import read_spec
 from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.follow import POLL_INTERVAL_S, JobWatcher, limit_result_wait_s, sleep_until_cancelled
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
-from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.job_states import JobStatePoller, is_over
-from scalebench.slurm.submit import read_submission
 
 MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 

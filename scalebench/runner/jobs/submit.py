@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from scalebench.cluster.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
+from scalebench.cluster.submit import Submission, read_submission, write_submission
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import refuse_folder_with_result
 from scalebench.core.json_files import write_json
@@ -18,8 +20,6 @@ from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as outcomes
 from scalebench.runner.jobs.job import JobRequest, JobRun, JobRuns, PlannedJob, SubmittedJob
-from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
-from scalebench.slurm.submit import Submission, read_submission, write_submission
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the next tries; the controller may just be restarting
 LIMIT_PAUSE_S = 30.0  # before the next try where the user or the cluster has too many jobs

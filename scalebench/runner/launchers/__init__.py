@@ -33,7 +33,7 @@ def launch(spec: RunSpec, folder: Path, run_id: str, *options: Any, **more: Any)
 
 def choose_launcher(spec: RunSpec) -> str:
     """Return the name of a run's launcher: on the nodes of a job SLURM starts the ranks, unless mpirun must."""
-    from scalebench.slurm.commands import find_site
+    from scalebench.cluster.commands import find_site
 
     if spec.config.script.command is not None:
         return "command"

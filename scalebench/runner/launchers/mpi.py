@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.cluster.commands import find_site
 from scalebench.config import horovod_build
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
@@ -33,7 +34,6 @@ from scalebench.runner.launchers.agents import AgentRanks
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, is_this_host
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.commands import find_site
 
 IGNORED_WARNING = re.compile(
     r"(\[\S+\] plm:rsh: )?Warning: "

@@ -7,10 +7,10 @@ import socket
 import time
 from collections import defaultdict, deque
 
+from scalebench.cluster.jobset import JOBSET_VARIABLE, PODS_VARIABLE
 from scalebench.config import placement as host_lists
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.spec import RunSpec
-from scalebench.kubernetes.jobset import JOBSET_VARIABLE, PODS_VARIABLE
 from scalebench.runner.launchers import link as wire
 from scalebench.runner.launchers.agents import AgentRanks, accept_agents
 from scalebench.runner.launchers.link import Link

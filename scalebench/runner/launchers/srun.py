@@ -10,6 +10,10 @@ import os
 import re
 from pathlib import Path
 
+from scalebench.cluster.commands import Slurm, SlurmError, expand_nodes, find_site
+from scalebench.cluster.job_states import parse_scontrol
+from scalebench.cluster.resources import ARBITRARY, count_gpus_per_node, srun_command
+from scalebench.cluster.submit import read_submission
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.process import KEY_VARIABLE, StartError, as_start_errors, defer_signals
@@ -20,10 +24,6 @@ from scalebench.runner.launchers.agents import AgentRanks
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.commands import Slurm, SlurmError, expand_nodes, find_site
-from scalebench.slurm.job_states import parse_scontrol
-from scalebench.slurm.resources import ARBITRARY, count_gpus_per_node, srun_command
-from scalebench.slurm.submit import read_submission
 
 GPUS_PER_TASK = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"}  # of a job that was requested so
 JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"

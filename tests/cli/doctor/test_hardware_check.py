@@ -18,11 +18,11 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.cli.commands.doctor import hardware_check
 from scalebench.cli.commands.doctor.slurm_check import OK, UNCHECKED, check_partition, check_slurm, is_near
+from scalebench.cluster.commands import Slurm, SlurmUnreachable
+from scalebench.cluster.partition import parse_sinfo
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
-from scalebench.slurm.commands import Slurm, SlurmUnreachable
-from scalebench.slurm.partition import parse_sinfo
 from tests.builders.runs import MACHINE
 from tests.conftest import ROOT
 from tests.slurm.builders import SINFO

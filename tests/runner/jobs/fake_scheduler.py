@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from scalebench.cluster.commands import SlurmError, SlurmUnreachable
+from scalebench.cluster.job_states import JobState
+from scalebench.cluster.submit import Submission
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import JOB_LOG
 from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob, QueueState
-from scalebench.slurm.commands import SlurmError, SlurmUnreachable
-from scalebench.slurm.job_states import JobState
-from scalebench.slurm.submit import Submission
 from tests.builders.runs import record, simulated_spec
 
 BEGUN_S = 1_700_000_000.0  # of the scheduler's clock, which is not that of this host

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from scalebench.cluster.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
+from scalebench.cluster.submit import read_submission
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record
@@ -16,8 +18,6 @@ from scalebench.runner import parent as run_module
 from scalebench.runner.jobs import PlannedJob, follow, outcome
 from scalebench.runner.jobs.job import JobRun, JobRuns
 from scalebench.runner.jobs.submit import LIMIT_PAUSE_S, RETRY_PAUSES_S
-from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
-from scalebench.slurm.submit import read_submission
 from scalebench.sweeps.console import describe_queue_counts
 from tests.runner.jobs.fake_scheduler import (
     SUCCESSFUL,

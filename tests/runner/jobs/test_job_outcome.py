@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from scalebench.cluster.job_states import JobState, classify_end, why_never_starts
 from scalebench.core.json_files import write_json
 from scalebench.core.result import SchedulerRecord, read_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, rank_record_path
 from scalebench.runner.jobs import follow
-from scalebench.slurm.job_states import JobState, classify_end, why_never_starts
 from tests.builders.runs import rank
 from tests.runner.jobs.fake_scheduler import BEGUN_S, Scheduler, end_of, forgotten, leaves, leaves_result, runs, state
 

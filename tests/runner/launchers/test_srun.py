@@ -5,6 +5,7 @@ import os
 import psutil
 import pytest
 
+from scalebench.cluster.submit import Submission, write_submission
 from scalebench.config import placement
 from scalebench.core import exit_with_parent, run_folder
 from scalebench.core.process import KEY_VARIABLE, StartError
@@ -13,7 +14,6 @@ from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import srun
 from scalebench.runner.parent import run_spec
-from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until

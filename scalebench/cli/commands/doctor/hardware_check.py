@@ -28,14 +28,14 @@ from scalebench.cli.commands.doctor.slurm_check import (
     is_near,
     join_counted,
 )
+from scalebench.cluster.commands import Slurm, in_allocation
+from scalebench.cluster.kubectl import Kubectl
+from scalebench.cluster.partition import PartitionNode
 from scalebench.config import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.core.machine.machine import Machine, cache_folder, find_file_system
 from scalebench.core.spec import Config, HardwareSpec
-from scalebench.kubernetes.kubectl import Kubectl
-from scalebench.slurm.commands import Slurm, in_allocation
-from scalebench.slurm.partition import PartitionNode
 
 BRANDS = {"nvidia", "geforce", "tesla"}  # left out by some drivers
 MODEL_SUFFIXES = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070

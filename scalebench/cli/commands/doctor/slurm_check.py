@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from scalebench.cluster import partition
+from scalebench.cluster.commands import Slurm, SlurmError
+from scalebench.cluster.partition import PartitionNode
+from scalebench.cluster.resources import START_ALLOWANCE_S, WHOLE_CORES_HINT, job_options
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, SlurmSpec
-from scalebench.slurm import partition
-from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.partition import PartitionNode
-from scalebench.slurm.resources import START_ALLOWANCE_S, WHOLE_CORES_HINT, job_options
 
 OK, DIFFERS, UNCHECKED = "ok", "differs", "not checked"
 SIZE_TOLERANCE = 0.1  # "64 GB" may be 64 * 10^9 or 64 * 2^30 bytes, less what the firmware keeps

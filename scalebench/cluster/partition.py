@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scalebench.cluster.commands import Slurm, SlurmError
 from scalebench.core.errors import InputError, unknown_name_message
-from scalebench.slurm.commands import Slurm, SlurmError
 
 # sinfo prints a line for each node: host name, partition (* marks the default), state, CPUs, sockets:cores:threads,
 # MiB, gres, time limit, features.

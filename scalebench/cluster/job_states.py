@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
-from scalebench.slurm.partition import parse_limit_minutes
+from scalebench.cluster.commands import Slurm, SlurmError, SlurmUnreachable
+from scalebench.cluster.partition import parse_limit_minutes
 
 # What squeue and sacct print in a line, separated by |, by scontrol's names; the reason is free text, and so the last.
 SQUEUE_FORMAT = "%i|%T|%N|%S|%V|%l|%r"

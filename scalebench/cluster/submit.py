@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.cluster.commands import Slurm, SlurmError
+from scalebench.cluster.resources import job_options, job_python_command, sweep_geometry, time_limit_minutes
 from scalebench.core.errors import InputError
 from scalebench.core.exit_with_parent import LAUNCHER_VARIABLE, PARENT_VARIABLE
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
-from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.resources import job_options, job_python_command, sweep_geometry, time_limit_minutes
 
 JOB_MODULE = "scalebench.sweeps.job_main"  # the program of a job
 SUBMIT_TIMEOUT_S = 60.0  # sbatch itself retries for a while while the controller is busy

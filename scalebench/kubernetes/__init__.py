@@ -1,1 +1,0 @@
-"""Runs as a JobSet of Kubernetes: its manifest, and kubectl."""
