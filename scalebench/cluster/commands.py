@@ -41,7 +41,7 @@ class JobRefused(SlurmError):
     """A refusal of a job that this cluster will never accept as it is."""
 
 
-# What the text of a failed command means; the first that is found counts.
+# The text of a failed command tells the kind of error: that of the first pattern that is found.
 KINDS = (
     # Limits on the jobs that a user or a cluster may have at a time.
     (SubmitLimit, r"(?:Assoc|QOS)\w*Submit|temporarily unable to accept job"),

@@ -17,7 +17,8 @@ from datetime import datetime
 from scalebench.cluster.commands import Slurm, SlurmError, SlurmUnreachable
 from scalebench.cluster.partition import parse_limit_minutes
 
-# What squeue and sacct print in a line, separated by |, by scontrol's names; the reason is free text, and so the last.
+# squeue and sacct print these fields in a line, separated by |. They have scontrol's names here. The reason comes last,
+# since it is free text.
 SQUEUE_FORMAT = "%i|%T|%N|%S|%V|%l|%r"
 SQUEUE_FIELDS = "JobId JobState NodeList StartTime SubmitTime TimeLimit Reason".split()
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList,Start,Submit,Timelimit"

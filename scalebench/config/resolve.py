@@ -302,7 +302,7 @@ def place_processes(draft: Draft) -> Draft:
     if draft.plugin_error is None and not has_script(config):
         replicas = sum(place.role in ("", CHIEF) for place in placement.places)
         validate.check_samples(config, gpus, draft.global_batch, replicas)
-    # Of the layout, devices and variables it keeps what this run uses, so that equal runs are one run.
+    # The record keeps only the layout, devices and variables that this run uses, so that equal runs are one run.
     max_devices = max(len(place.devices) for place in placement.places)
     hardware = replace(
         config.hardware,

@@ -112,7 +112,7 @@ def _query_quick(query: NvmlQuery) -> Iterator[tuple[str, float | None]]:
     yield "sm_clock_mhz", query("nvmlDeviceGetClockInfo", SM_CLOCK)
     yield "mem_clock_mhz", query("nvmlDeviceGetClockInfo", MEM_CLOCK)
     yield "temperature_c", query("nvmlDeviceGetTemperature", DIE)
-    # What limits the clocks now; no row where NVML does not report it. The second name is that in older drivers.
+    # NVML tells what limits the clocks now, or there is no row. Older drivers have the second name.
     for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
         if (mask := query(name)) is not None:
             reasons = [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit] or [NO_REASON]

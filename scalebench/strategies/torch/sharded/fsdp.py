@@ -277,7 +277,7 @@ class Hsdp(Fsdp):
     def axes(self) -> dict[str, int]:
         processes = self.spec.processes
         shards = self.options.shards or default_shards(processes, self.spec.nodes)
-        # Of a single copy, averages over one process would be messages of no use.
+        # A single copy needs no averages: they would be messages to oneself.
         return {"shard": shards} if shards == processes else {"copy": processes // shards, "shard": shards}
 
 
