@@ -6,15 +6,9 @@ on one CPU worker, so that this file is known to work.
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
-
-from benchmarks.loop_overhead import LABELS, measure
-from benchmarks.spread import format_ratios
+from benchmarks.loop_overhead import compare
 from scalebench.core.machine.machine import count_gpus
 
-LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
 RESNET50 = ("model=resnet50_v1_5", "train.precision=bfloat16", "dataset.feed=fixed", "dataset.size=400")
 CASES = {
     "materials_cnn, batch 75": ("dataset.feed=device",),
@@ -24,14 +18,6 @@ CASES = {
 
 
 def main() -> None:
-    cases = CASES if count_gpus() else {"materials_cnn, batch 75": ()}
-    for title, overrides in cases.items():
+    for title, overrides in (CASES if count_gpus() else {"materials_cnn, batch 75": ()}).items():
         for strategy in ("bare_torch", "ddp"):
-            launches = [turns for _ in range(LAUNCHES) if (turns := measure(strategy, 1, *overrides))]
-            if not launches:
-                continue
-            joined = {name: np.concatenate([turns[name] for turns in launches]) for name in launches[0]}
-            steps_us = ", ".join(f"{name} {1e6 * np.median(seconds):,.0f} us" for name, seconds in joined.items())
-            print(f"{title}, {strategy}: a step takes {steps_us}", flush=True)
-            for kind in ("blocks", "wall"):
-                print(f"  {LABELS[kind]}: {format_ratios(joined['by_hand'], joined[kind])}", flush=True)
+            compare(f"{title}, {strategy}", strategy, 1, *overrides)

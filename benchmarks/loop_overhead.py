@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.spread import format_ratios
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.json_files import read_json
@@ -19,22 +20,12 @@ from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.workloads import datasets
 
-LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))  # the layout of memory differs between them
+LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))  # the layout of memory differs between them
 ONLY = os.environ.get("BENCHMARK_STRATEGIES", "").split(",") if os.environ.get("BENCHMARK_STRATEGIES") else []
 CASES = (
-    ("bare_torch", 1),
-    ("ddp_gloo", 1),
-    ("ddp_gloo", 2),
-    ("bare_tensorflow", 1),
-    ("mirrored", 1),
-    ("mirrored", 2),
-    ("horovod_gloo", 2),
-    ("horovod_mpi", 2),
-    ("horovod_tensorflow_gloo", 2),
-    ("horovod_tensorflow_mpi", 2),
-)
-
-
+    ("bare_torch", 1), ("ddp_gloo", 1), ("ddp_gloo", 2), ("bare_tensorflow", 1), ("mirrored", 1), ("mirrored", 2),
+    ("horovod_gloo", 2), ("horovod_mpi", 2), ("horovod_tensorflow_gloo", 2), ("horovod_tensorflow_mpi", 2),
+)  # fmt: skip
 LABELS = {
     "blocks": "throughput as measured / that of a hand-written loop",
     "wall": "the same, with the time between blocks",
@@ -43,14 +34,19 @@ LABELS = {
 
 def main() -> None:
     for strategy, gpus in CASES:
-        if ONLY and strategy not in ONLY:
-            continue
-        launches = [turns for _ in range(LAUNCHES) if (turns := measure(strategy, gpus))]
-        for kind in ("blocks", "wall") if launches else ():
-            pairs = [np.divide(turns["by_hand"], turns[kind]) for turns in launches]
-            each = ", ".join(f"{np.median(ratios):.3f}" for ratios in pairs)
-            middle = np.median(np.concatenate(pairs))
-            print(f"{strategy} gpus={gpus}: {LABELS[kind]}: {middle:.3f} (medians of the launches: {each})", flush=True)
+        if not ONLY or strategy in ONLY:
+            compare(f"{strategy} gpus={gpus}", strategy, gpus)
+
+
+def compare(title: str, strategy: str, gpus: int, *overrides: str) -> None:
+    """Print the seconds of a step in each loop, and the ratios to the hand-written one, over all launches."""
+    launches = [turns for _ in range(LAUNCHES) if (turns := measure(strategy, gpus, *overrides))]
+    if launches:
+        joined = {name: np.concatenate([turns[name] for turns in launches]) for name in launches[0]}
+        steps_us = ", ".join(f"{name} {1e6 * np.median(seconds):,.0f} us" for name, seconds in joined.items())
+        print(f"{title}: a step takes {steps_us}")
+        for kind, label in LABELS.items():
+            print(f"  {label}: {format_ratios(joined['by_hand'], joined[kind])}", flush=True)
 
 
 def measure(strategy: str, gpus: int, *overrides: str) -> dict[str, list[float]]:

@@ -6,22 +6,16 @@ of integers, a loss and an optimizer of their own; same batch, data and threads,
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.loop_overhead import LABELS, measure
-from benchmarks.spread import format_ratios
+from benchmarks.loop_overhead import compare
 from examples import token_transformer
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 
-LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
-STRATEGY, GPUS = "ddp_gloo", 2
 OVERRIDES = (
     *("model=custom", "model.torch=examples.token_transformer:build", "model.loss=examples.token_transformer:loss"),
     *("dataset=custom", "dataset.builder=examples.token_transformer:samples", "dataset.size=4000"),
@@ -30,10 +24,7 @@ OVERRIDES = (
 
 
 def main() -> None:
-    launches = [turns for _ in range(LAUNCHES) if (turns := measure(STRATEGY, GPUS, *OVERRIDES))]
-    for kind in ("blocks", "wall") if launches else ():
-        by_hand, measured = (np.concatenate([turns[key] for turns in launches]) for key in ("by_hand", kind))
-        print(f"{STRATEGY} gpus={GPUS}: {LABELS[kind]}: {format_ratios(by_hand, measured)}", flush=True)
+    compare("a step of one's own, ddp_gloo gpus=2", "ddp_gloo", 2, *OVERRIDES)
 
 
 class ByHand:

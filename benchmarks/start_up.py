@@ -14,14 +14,7 @@ from benchmarks.spread import format_ratios
 TURNS = 10
 PYTHON = [sys.executable, "-c", "import numpy"]
 SCALEBENCH = [sys.executable, "-m", "scalebench"]
-SIMULATED = [
-    "strategy=simulated",
-    "gpus=1",
-    "measure=quick",
-    "measure.warmup_steps=1",
-    "measure.min_s=0",
-    "measure.max_s=0.02",
-]
+SIMULATED = "strategy=simulated gpus=1 measure=quick measure.warmup_steps=1 measure.min_s=0 measure.max_s=0.02".split()
 CASES = {
     "--help": [*SCALEBENCH, "--help"],
     "list": [*SCALEBENCH, "list", "strategies"],

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
+from matplotlib.figure import Figure
 
 import scalebench
 from scalebench.core.exit_with_parent import tied_command
@@ -36,7 +36,6 @@ while True:
         pass
     time.sleep(random.uniform(0.2, 3))
 """
-WIDTH, HEIGHT, LEFT, TOP = 860, 300, 56, 34
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
         folder = Path(sys.argv[1] if sys.argv[1:] and sys.argv[0].endswith("turns_spread.py") else name)
         run_sweeps(folder)
         print_spread(folder)
-        FIGURE.write_text(draw_starts(folder))
+        draw_starts(folder).savefig(FIGURE)
 
 
 def run_sweeps(folder: Path) -> None:
@@ -92,51 +91,24 @@ def print_spread(folder: Path) -> None:
     )
 
 
-def format_speedup(row: pd.Series[float]) -> str:
-    return f"{row.speedup_bare:.2f} [{row.speedup_bare_low:.2f}, {row.speedup_bare_high:.2f}]"
-
-
-def draw_starts(folder: Path) -> str:
-    """Return an SVG: the speedup of each repeat of ddp on 2 devices, of all sweeps, and of each round."""
-    given = [speedups_of_repeats(folder / f"given{number}") for number in range(SWEEPS)]
-    turns = [speedups_of_repeats(folder / f"rounds{number}") for number in range(SWEEPS)]
-    rounds = speedups_of_rounds(folder / "rounds0")
-    top = 1.1 * max(itertools.chain(*given, *turns, rounds))
-    panels = [("repeats, one after the other", given), ("repeats, in turns", turns), ("rounds of one sweep", [rounds])]
-    width = (WIDTH - LEFT) / len(panels)
-    marks = []
-    for at, (title, series) in enumerate(panels):
-        left = LEFT + at * width
-        marks.append(f'<text x="{left + width / 2:.0f}" y="20" text-anchor="middle">{title}</text>')
-        values = list(itertools.chain(*series))
-        for number, value in enumerate(values):
-            x = left + 14 + (width - 28) * number / max(1, len(values) - 1)
-            y = TOP + HEIGHT * (1 - value / top)
-            marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#1f77b4" fill-opacity="0.7"/>')
-    step = 0.5 if top > 1 else 0.1
-    for tick in range(int(top / step) + 1):
-        y = TOP + HEIGHT * (1 - tick * step / top)
-        marks.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        marks.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick * step:.1f}</text>')
-    turned = f'transform="translate(14 {TOP + HEIGHT / 2}) rotate(-90)" text-anchor="middle"'
-    label = f"<text {turned}>speedup of ddp on 2</text>"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + HEIGHT + 12}" font-family="sans-serif"'
-    return "\n".join([f'{head} font-size="13">', label, *marks, "</svg>", ""])
-
-
-def speedups_of_repeats(folder: Path) -> Sequence[float]:
-    frame = scalebench.load(folder)
-    rows = frame[(frame.strategy == "ddp") & (frame.gpus == 2)].sort_values("repeat")
-    return [float(value) for value in rows.speedup_bare]
-
-
-def speedups_of_rounds(folder: Path) -> Sequence[float]:
-    frame = scalebench.load_rounds(folder)
-    keys = ["repeat", "round"]
-    one = frame[(frame.strategy == "bare_torch") & (frame.gpus == 1)].set_index(keys).throughput_samples_per_s
-    two = frame[(frame.strategy == "ddp") & (frame.gpus == 2)].set_index(keys).throughput_samples_per_s
-    ratios: pd.Series[float] = (two / one).dropna().sort_index()
-    return [float(value) for value in ratios]
+def draw_starts(folder: Path) -> Figure:
+    """Return a picture: the speedup of ddp on 2 devices in each repeat of all sweeps, and in each round of one."""
+    repeats: dict[str, list[float]] = {}
+    for order, words in ORDERS.items():
+        frames = [scalebench.load(folder / f"{order}{number}") for number in range(SWEEPS)]
+        rows = [frame[(frame.strategy == "ddp") & (frame.gpus == 2)].sort_values("repeat") for frame in frames]
+        repeats[f"repeats, {words}"] = [float(value) for each in rows for value in each.speedup_bare]
+    rounds = scalebench.load_rounds(folder / "rounds0").set_index(["repeat", "round"])
+    one = rounds[(rounds.strategy == "bare_torch") & (rounds.gpus == 1)].throughput_samples_per_s
+    two = rounds[(rounds.strategy == "ddp") & (rounds.gpus == 2)].throughput_samples_per_s
+    panels = {**repeats, "rounds of one sweep": list((two / one).dropna().sort_index())}
+    figure = Figure((8.6, 3.4), layout="constrained")
+    for axes, (title, values) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        axes.plot(values, "o", alpha=0.7)
+        axes.set(title=title, xticks=[], ylim=(0, None))
+        axes.grid(axis="y")
+    figure.supylabel("speedup of ddp on 2")
+    return figure
 
 
 if __name__ == "__main__":
