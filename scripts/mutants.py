@@ -47,7 +47,7 @@ def find_mutants(text: str) -> list[Mutant]:
     for node in places.values():
         for change in _change(node):
             mutated = _Replace(node, change).visit(copy.deepcopy(tree, {id(node): node}))
-            words = (" ".join(ast.unparse(each).split())[:60].strip() for each in (node, change))
+            words = (" ".join(ast.unparse(each).split())[:52].strip() for each in (node, change))
             mutants.append(Mutant(getattr(node, "lineno", 0), " -> ".join(words), ast.unparse(mutated)))
     return mutants
 
