@@ -10,7 +10,7 @@ NO_OVERLAP = ("strategy.options.overlap=false", SMALL_BUCKETS)
 EACH_LAYER = "strategy.options.unit_mb=0"
 ACCUMULATE = "train.accumulate=2"
 CLIPPED = ("train.clip_norm=0.01", "train.optimizer=momentum")  # Adam would step alike with any norm
-
+DROPOUT = ("model=cifar10_cnn", "train.dropout=true", "train.optimizer=momentum")
 CHECKPOINTING = "train.activation_checkpointing=true"
 # What is sent has half precision, and with it the gradients: the same steps but for their last digits.
 HALF_PRECISION = {"loss_rtol": 0.02, "weight_atol": 0.01, "bytes_sent": 2}
@@ -68,6 +68,11 @@ TORCH = [
         "strategy.options.gradient_as_bucket_view=true", gpus=3, slow=True,
     ),
     contract("tensor_parallel", *CLIPPED, **ONLY_ACTIVATIONS),
+    # Every device draws dropout for the full activation, of which it has a part, as one device would.
+    contract(
+        "tensor_parallel", "strategy.options.layers=paired", *DROPOUT,
+        name="dropout", gpus=3, slow=True, **ONLY_ACTIVATIONS,
+    ),
     contract("model_parallel", **ONLY_ACTIVATIONS),
     contract("pipeline_gpipe", **ONLY_ACTIVATIONS),
     contract("pipeline_1f1b", **ONLY_ACTIVATIONS),  # another schedule of the same class
@@ -79,7 +84,7 @@ TORCH = [
     *slow("ddp_gloo", "accelerate", "deepspeed_zero3", "lightning_ddp_gloo", "fsdp_gloo", gpus=1),
     *slow("lightning_fsdp_gloo", "tensor_parallel", "hybrid", gpus=1),
     *slow("model_parallel", "pipeline_gpipe", gpus=1, **ONLY_ACTIVATIONS),
-    *slow("lightning_ddp_gloo", gpus=3),
+    contract("lightning_ddp_gloo", ACCUMULATE, gpus=3, slow=True),
     *slow("tensor_parallel", "model_parallel", "pipeline_1f1b", gpus=3, **ONLY_ACTIVATIONS),
     *slow("ddp_gloo", "ddp", "ddp_nccl", "lightning_ddp", "lightning_ddp_nccl", "data_parallel", "fsdp", "fsdp_nccl"),
     *slow("lightning_fsdp", "lightning_fsdp_nccl"),
@@ -94,7 +99,7 @@ HOROVOD = [
     ),
     contract("lightning_horovod"),
     *slow("horovod_gloo", "horovod_mpi", gpus=1),
-    *slow("horovod_gloo", "horovod_mpi", gpus=3),
+    *(contract(name, ACCUMULATE, gpus=3, slow=True) for name in ("horovod_gloo", "horovod_mpi", "lightning_horovod")),
     *slow("horovod", "horovod_nccl"),
 ]  # fmt: skip
 

@@ -17,40 +17,7 @@ from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay, N
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.workloads.source import Source
-from tests.strategies.builders import make_features, run_training, scheduled_rates
-
-GLOBAL_BATCH, TRAINING, SAMPLES = 41, 167, 221  # ranks differ, and parts; an epoch ends with 3 samples
-STEPS, STEPS_PER_EPOCH, EVALUATED_STEPS = 11, 5, (2, 5, 6)
-
-
-def sources(replica, replicas):
-    """Return (training source, validation source)."""
-    share = {"seed": 3, "replica": replica, "replicas": replicas, "global_batch": GLOBAL_BATCH}
-    arrays = make_features(SAMPLES)
-    return Source(*arrays, last=TRAINING, **share), Source(*arrays, first=TRAINING, **share)
-
-
-def run_rank_training(spec, strategy):
-    training, validation = sources(*strategy.shard())
-    rates = scheduled_rates(spec, STEPS, STEPS_PER_EPOCH)
-    return run_training(strategy, training, STEPS, rates=rates, evaluate_after=EVALUATED_STEPS, validation=validation)
-
-
-def accumulate(spec, strategy, record, progress):
-    """Train in parts, with a schedule and evaluations."""
-    strategy.setup()
-    actual = run_rank_training(spec, strategy)
-    observed = {"sums": actual.sums, "metrics": [actual.metrics[made] for made in EVALUATED_STEPS]}
-    observed["weights"] = [float(array.sum(dtype=np.float64)) for array in strategy.parameters().values()]
-    observed["messages"], observed["backend"] = strategy.message_sizes(), strategy.backend_used()
-    profiling.MAX_OPERATIONS = 1000
-    operations = strategy.profile(2, None).operations
-    observed["sync_operations"] = {
-        operation.name: operation.calls
-        for operation in operations
-        if operation.collective and "broadcast" not in operation.name
-    }
-    write_json(progress.folder / f"observed{record.rank}.json", observed)
+from tests.strategies.builders import make_features
 
 
 def shard(spec, strategy, record, progress):
@@ -146,7 +113,7 @@ def count_broadcasts(spec, strategy, record, progress):
     write_json(progress.folder / f"observed{record.rank}.json", {"counts": counts, "settings": settings})
 
 
-TASKS = {"accumulate": accumulate, "count_broadcasts": count_broadcasts, "shard": shard, "take_parts": take_parts}
+TASKS = {"count_broadcasts": count_broadcasts, "shard": shard, "take_parts": take_parts}
 
 if __name__ == "__main__":
     run_folder = Path(sys.argv[1])

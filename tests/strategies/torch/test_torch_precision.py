@@ -275,8 +275,12 @@ BUCKETS = {"strategy__options__overlap": False}
 KERNELS = dict.fromkeys(OPTIMIZERS, "fused") | {"rmsprop": "foreach"}
 
 
+def local_tensor(parameter):
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
 def local_weights(adapter):
-    return [getattr(p, "to_local", lambda p=p: p)().detach().clone() for p in adapter.model.parameters()]
+    return [local_tensor(parameter).detach().clone() for parameter in adapter.model.parameters()]
 
 
 QUICK = {"fsdp_gloo": OPTIMIZERS, "ddp_gloo": OPTIMIZERS, "lightning_ddp_gloo": ("adam",)}
@@ -296,6 +300,8 @@ def test_eight_ranks_step_as_on_gpus(name, optimizer_name, eight_ranks):
     ones, lacks a rule for fused SGD."""
     adapter = eight_ranks(name, train__optimizer=optimizer_name, **({} if name in SHARDED else BUCKETS))
     before = local_weights(adapter)
+    kept_bytes = sum(local.untyped_storage().nbytes() for local in map(local_tensor, adapter.model.parameters()))
+    assert (kept_bytes < adapter.num_params()) == (name in SHARDED), "a shard, which is no view of the complete weights"
     for _ in range(2):
         adapter.step(TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 160))
     # Under ZeRO each rank steps only the weights that it owns, and gets those of the others, here none.
