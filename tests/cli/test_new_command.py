@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from scalebench.__main__ import run_command
 from scalebench.cli.commands import new
-from scalebench.cli.commands.doctor.slurm_check import OK, check_partition
 from scalebench.cli.commands.new_hardware import NodeShape, describe_nodes
 from scalebench.cluster.partition import parse_sinfo
+from scalebench.cluster.site_check import OK, check_partition
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError

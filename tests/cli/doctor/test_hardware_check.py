@@ -17,9 +17,10 @@ import pytest
 
 from scalebench.__main__ import main
 from scalebench.cli.commands.doctor import hardware_check
-from scalebench.cli.commands.doctor.slurm_check import OK, UNCHECKED, check_partition, check_slurm, is_near
+from scalebench.cluster import site_check
 from scalebench.cluster.commands import Slurm, SlurmUnreachable
 from scalebench.cluster.partition import parse_sinfo
+from scalebench.cluster.site_check import OK, UNCHECKED, check_partition, check_slurm, is_near
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
@@ -164,7 +165,7 @@ def test_the_srun_command_names_account_and_qos(monkeypatch):
     config = hardware_check.compose_hardware(
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]
     )
-    assert hardware_check.make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
+    assert site_check.make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
         ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a scalebench doctor hardware=alpha"
     )
 
@@ -276,7 +277,7 @@ def list_results(case):
         scheduler="slurm",
         slurm=SlurmSpec(**{"partition": "alpha"} | wants),
     )
-    return [*check_slurm(FakeSlurm(answers), Config(hardware=hardware))[0], *hardware_check.check_container(hardware)]
+    return [*check_slurm(FakeSlurm(answers), Config(hardware=hardware))[0], *site_check.check_container(hardware)]
 
 
 def describe(case, folder):

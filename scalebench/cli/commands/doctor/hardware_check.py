@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,10 @@ from rich.table import Table
 
 import scalebench
 from scalebench.cli.commands.arguments import compose_overrides, count_verdicts, make_console
-from scalebench.cli.commands.doctor import slurm_check
-from scalebench.cli.commands.doctor.slurm_check import (
+from scalebench.cluster import site_check
+from scalebench.cluster.commands import Slurm, in_allocation
+from scalebench.cluster.kubectl import Kubectl
+from scalebench.cluster.site_check import (
     DIFFERS,
     OK,
     UNCHECKED,
@@ -28,9 +29,6 @@ from scalebench.cli.commands.doctor.slurm_check import (
     is_near,
     join_counted,
 )
-from scalebench.cluster.commands import Slurm, in_allocation
-from scalebench.cluster.kubectl import Kubectl
-from scalebench.cluster.partition import PartitionNode
 from scalebench.config import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
@@ -42,7 +40,6 @@ MODEL_SUFFIXES = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070
 NETWORK_FILE_SYSTEMS = (
     "nfs nfs4 lustre gpfs beegfs ceph cephfs glusterfs afs panfs wekafs pvfs2 orangefs ocfs2 gfs2 9p cifs smb3".split()
 )
-IMAGE_SUFFIXES = (".sif", ".simg", ".img", ".sqsh", ".squashfs")
 
 
 def main(overrides: list[str], config_dir: str | None) -> int:
@@ -90,8 +87,8 @@ def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple
     node = check_node(hardware, host, is_in_job)
     if hardware.scheduler != "slurm":
         return node + (check_shared_folders(config) if hardware.hosts or hardware.max_nodes > 1 else []), None
-    slurm_results, nodes = slurm_check.check_slurm(Slurm(hardware.slurm.bin), config)
-    name = find_node_name(host, nodes)
+    slurm_results, nodes = site_check.check_slurm(Slurm(hardware.slurm.bin), config)
+    name = site_check.find_node_name(host, nodes)
     job = f", in job {os.environ['SLURM_JOB_ID']}" if is_in_job else ""
     same: bool | None = True if nodes else None
     if name is None:  # the YAML does not describe this host
@@ -103,29 +100,8 @@ def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple
     else:
         actual = f"{name}{job}"
     place = check_value("this host", f"a node of {hardware.slurm.partition or 'the default partition'}", actual, same)
-    results = [place, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
-    return results, make_srun_hint(hardware, arguments) if name is None and nodes else None
-
-
-def find_node_name(host: Machine, nodes: Sequence[PartitionNode]) -> str | None:
-    """Return SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
-    short = host.hostname.partition(".")[0]
-    listed = next((node.name for node in nodes if node.name.partition(".")[0] == short), None)
-    return os.environ.get("SLURMD_NODENAME") or listed  # set by slurmd for the processes that it starts
-
-
-def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
-    """Return a hint with the command that checks a node."""
-    slurm = hardware.slurm
-    srun = [str(Path(slurm.bin or "") / "srun"), "--nodes=1", "--ntasks=1"]
-    if not in_allocation():
-        keys = ("partition", "account", "qos", "reservation", "constraint")
-        srun += [f"--{key}={value}" for key in keys if (value := getattr(slurm, key)) is not None]
-        srun += ["--exclusive"] if slurm.exclusive else []
-        if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
-            srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
-    command = shlex.join([*srun, "scalebench", "doctor", *arguments])
-    return f"this host is no node of hardware={hardware.name}; to check one: {command}"
+    results = [place, *slurm_results, *node, *site_check.check_container(hardware), *check_shared_folders(config)]
+    return results, site_check.make_srun_hint(hardware, arguments) if name is None and nodes else None
 
 
 def check_node(hardware: HardwareSpec, host: Machine, in_job: bool = False) -> list[CheckResult]:
@@ -188,16 +164,3 @@ def _check_copy_folder(node_copy: str) -> CheckResult:
         return check_value("node_copy", node_copy, f"{above} cannot be written to", False)
     free = f"{shutil.disk_usage(above).free / 1e9:,.0f} GB free"
     return check_value("node_copy", node_copy, free if above == where else f"to be made, {free}", True)
-
-
-def check_container(hardware: HardwareSpec) -> list[CheckResult]:
-    """Check the image of the ranks: a file that is readable here, or an address, which the nodes fetch."""
-    image = hardware.slurm.container
-    if image is None:
-        return []
-    path = Path(image).expanduser()
-    if "://" in image or not (path.is_absolute() or path.suffix in IMAGE_SUFFIXES):
-        return [check_value("slurm.container", image, "an address, which the nodes fetch", None)]
-    is_readable = path.exists() and os.access(path, os.R_OK)
-    state = "can be read" if is_readable else "cannot be read" if path.exists() else "no such file"
-    return [check_value("slurm.container", image, state, is_readable)]

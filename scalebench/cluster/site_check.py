@@ -1,23 +1,28 @@
-"""The lines of `scalebench doctor hardware=NAME`, and those that SLURM's commands on this host answer."""
+"""A site beside its hardware YAML: what SLURM's commands on this host answer, as lines of `scalebench doctor`."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from scalebench.cluster import partition
-from scalebench.cluster.commands import Slurm, SlurmError
+from scalebench.cluster.commands import Slurm, SlurmError, in_allocation
 from scalebench.cluster.partition import PartitionNode
 from scalebench.cluster.resources import START_ALLOWANCE_S, WHOLE_CORES_HINT, job_options
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config, SlurmSpec
+from scalebench.core.machine.machine import Machine
+from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
 
 OK, DIFFERS, UNCHECKED = "ok", "differs", "not checked"
 SIZE_TOLERANCE = 0.1  # "64 GB" may be 64 * 10^9 or 64 * 2^30 bytes, less what the firmware keeps
+IMAGE_SUFFIXES = (".sif", ".simg", ".img", ".sqsh", ".squashfs")
 PYXIS_OPTION = "--container-image"  # an option of srun that only the plugin adds
 
 
@@ -164,3 +169,37 @@ def _run_or_empty(slurm: Slurm, name: str, *arguments: str) -> str:
         return slurm.run(name, *arguments)
     except SlurmError:
         return ""
+
+
+def find_node_name(host: Machine, nodes: Sequence[PartitionNode]) -> str | None:
+    """Return SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
+    short = host.hostname.partition(".")[0]
+    listed = next((node.name for node in nodes if node.name.partition(".")[0] == short), None)
+    return os.environ.get("SLURMD_NODENAME") or listed  # set by slurmd for the processes that it starts
+
+
+def check_container(hardware: HardwareSpec) -> list[CheckResult]:
+    """Check the image of the ranks: a file that is readable here, or an address, which the nodes fetch."""
+    image = hardware.slurm.container
+    if image is None:
+        return []
+    path = Path(image).expanduser()
+    if "://" in image or not (path.is_absolute() or path.suffix in IMAGE_SUFFIXES):
+        return [check_value("slurm.container", image, "an address, which the nodes fetch", None)]
+    is_readable = path.exists() and os.access(path, os.R_OK)
+    state = "can be read" if is_readable else "cannot be read" if path.exists() else "no such file"
+    return [check_value("slurm.container", image, state, is_readable)]
+
+
+def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
+    """Return a hint with the command that checks a node."""
+    slurm = hardware.slurm
+    srun = [str(Path(slurm.bin or "") / "srun"), "--nodes=1", "--ntasks=1"]
+    if not in_allocation():
+        keys = ("partition", "account", "qos", "reservation", "constraint")
+        srun += [f"--{key}={value}" for key in keys if (value := getattr(slurm, key)) is not None]
+        srun += ["--exclusive"] if slurm.exclusive else []
+        if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
+            srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
+    command = shlex.join([*srun, "scalebench", "doctor", *arguments])
+    return f"this host is no node of hardware={hardware.name}; to check one: {command}"
