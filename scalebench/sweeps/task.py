@@ -14,7 +14,7 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalebench.cluster.commands import find_site
-from scalebench.config.compose import Loader
+from scalebench.config.compose import Loader, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core import process
 from scalebench.core.errors import InputError
@@ -285,7 +285,7 @@ class SweepSession:
         """Record that a run is over, and print its line."""
         if not note:
             self._write_hydra_files([run])
-            record_pace(result)
+            record_pace(run.spec, result)
         place = (len(self.done) + 1, self._count_planned())
         self.console.print_outcome(result, run.folder, place, name_settings(run.overrides, self._swept_keys), note)
         self.done.append(result)
@@ -335,8 +335,7 @@ class SweepSession:
 
     def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
         """Compose and check one run of a sweep. Raise InputError or a composition error where it is invalid."""
-        assert self._loader is not None
-        return resolve(self._loader.load_run(self.config, overrides))
+        return resolve(to_config(self.compose(overrides)))
 
     def set_folders(self, runs: Sequence[SweepRun]) -> None:
         """Set the folder of each run by its number. Raise InputError where that is not possible."""

@@ -177,75 +177,53 @@ def planned(**changes):
     return spec
 
 
-def entry(step_s=0.1, **changes):
-    """Return the entry of an equal run, but for the changes."""
-    spec = planned()
-    made = PaceEntry(
-        spec.config.hardware.name, spec.device, "torch", "ddp", spec.config.model.name, flops(spec),
-        "float32 default", 2, spec.global_batch, step_s, 5.0,
-    )  # fmt: skip
-    return type(made)(**{name: changes.get(name, getattr(made, name)) for name in made.__struct_fields__})
+def entry(step_s=0.1, of=None, **changes):
+    """Return the entry of an equal run, or of the run `of`, but for the changes."""
+    made = PaceEntry(pace.describe_work(of or planned()), "ddp", 2, 20, step_s, 5.0)
+    return PaceEntry(**{name: changes.get(name, getattr(made, name)) for name in made.__struct_fields__})
 
 
-def flops(spec):
-    counted = pace.count_training_flops(spec)
-    assert counted
-    return counted
-
-
-def test_a_run_is_recorded_and_read_again():
+def test_a_run_is_recorded_and_read_again(monkeypatch, tmp_path):
     ranks = [rank(0, [0.2, 0.4], warmup_block_s=[1.0, 0.2], warmup_block_steps=1)]
     result = record("ddp", 2, ranks=ranks, phases=Phases(launch_s=1.0, setup_s=2.0, measure_s=60.0, wall_s=70.0))
-    record_pace(result)
+    record_pace(planned(), result)
     (read,) = read_pace()
     assert (read.strategy, read.gpus) == ("ddp", 2)
     assert read.step_s == pytest.approx(0.6 / (2 * (ranks[0].block_steps or 1)))
     assert read.start_s == pytest.approx(3.0 + 1.0 - read.step_s), "with what the first step took longer"
+    assert find_pace(planned(), [read]) == Pace(read.start_s, read.step_s)
     for left_out in (
         record("ddp", 2, status="failed", block_s=None),
         record("ddp", 2, ranks=ranks, quality=Quality(max_batch=MaxBatch(8, None, "memory", []))),
     ):
-        record_pace(left_out)
+        record_pace(planned(), left_out)
     assert len(read_pace()) == 1
-
-
-def test_a_file_that_cannot_be_read_or_written_is_left_out(monkeypatch, tmp_path):
-    record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
     (file,) = (tmp_path / "cache").glob("*.jsonl")
     file.write_text("{no json\n")
-    record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
-    assert read_pace() == [] and file.read_text() == "{no json\n"
-    (tmp_path / "plain").touch()
-    monkeypatch.setenv("SCALEBENCH_PACE", str(tmp_path / "plain" / "host.jsonl"))
-    record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
-    monkeypatch.setenv("SCALEBENCH_PACE", "off")
-    record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
     assert read_pace() == []
+    record_pace(planned(), result)
+    assert read_pace() == [read]
+    (tmp_path / "plain").touch()
+    for elsewhere in (str(tmp_path / "plain" / "host.jsonl"), "off"):
+        monkeypatch.setenv("SCALEBENCH_PACE", elsewhere)
+        record_pace(planned(), result)
+        assert read_pace() == []
 
 
-@pytest.mark.parametrize(
-    ("entries", "step_s"),
-    [
+def test_the_nearest_run_of_the_same_work_counts():
+    changed = [planned() for _ in range(5)]
+    changed[0].config.strategy.framework = "tensorflow"
+    changed[1].config.train.precision = "bfloat16"
+    changed[2].config.hardware.name = "x"
+    changed[3].config.model.options = {"width": 2}
+    changed[4].config.model.code_digest = "1234"  # of a user's network: two files may both have a function `build`
+    others = [entry(9.0, of=each) for each in changed]
+    for entries, step_s in (
         ([entry(9.0), entry(0.1)], 0.1),  # the newest
         ([entry(0.1), entry(9.0, strategy="zero1"), entry(9.0, gpus=1)], 0.1),
         ([entry(0.1, gpus=1, global_batch=40)], 0.025),  # a quarter of the work on each device
         ([entry(0.1, gpus=1, global_batch=40), entry(9.0, strategy="zero1")], 0.025),
         ([entry(0.1, strategy="zero1")], 0.1),
-    ],
-)
-def test_the_nearest_run_counts(entries, step_s):
-    changes = ({"device": "cuda"}, {"framework": "tensorflow"}, {"settings": "bfloat16 default"}, {"hardware": "x"})
-    others = [*(entry(9.0, **change) for change in changes), entry(9.0, model="tiny", flops_per_sample=100.0)]
-    assert find_pace(planned(), [*others, *entries, *others]) == Pace(5.0, pytest.approx(step_s))
+    ):
+        assert find_pace(planned(), [*others, *entries, *others]) == Pace(5.0, pytest.approx(step_s))
     assert find_pace(planned(), others) is None
-
-
-def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch):
-    """Two users' files may both have a function `build`; its FLOPs are counted by the workers of a run."""
-    spec = planned()
-    spec.config.model.code_digest = "1234"
-    counted, other = entry(0.1, flops_per_sample=5e6), entry(0.1, flops_per_sample=None)
-    own = entry(0.1, flops_per_sample=None, model=f"{spec.config.model.name} 1234")
-    monkeypatch.setattr(pace, "count_training_flops", lambda spec: None)
-    assert find_pace(planned(), [counted]) is not None
-    assert find_pace(spec, [other]) is None and find_pace(spec, [own]) is not None
