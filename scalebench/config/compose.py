@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,12 +177,12 @@ def is_plain_text(text: str) -> bool:
     return isinstance(value, str) and value == text
 
 
-def to_config(composed: DictConfig, constants: Mapping[str, Any] | None = None) -> Config:
+def to_config(composed: DictConfig) -> Config:
     """Turn a composed config into the plain dataclass with every interpolation resolved. Raise InputError for a missing
-    value. `constants` has values of keys that need not be read once more."""
-    tree: dict[Any, Any] = dict(constants or {})
+    value."""
+    tree: dict[Any, Any] = {}
     for key in composed:
-        if key != "hydra" and key not in tree:  # its own interpolations only resolve within a job
+        if key != "hydra":  # its own interpolations only resolve within a job
             node = composed[key]
             is_tree = OmegaConf.is_config(node)
             tree[key] = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_tree else node
@@ -305,7 +305,6 @@ class Loader(ConfigLoaderImpl):
         super().__init__(search_path)
         self.repository = _Repository(search_path)
         self._compose_once = functools.lru_cache(MAX_CACHED_CONFIGS)(self._compose)
-        self._find_constants_once = functools.lru_cache(MAX_CACHED_CONFIGS)(self._find_constants)
 
     def load_command_line(self, config_name: str, overrides: list[str], is_sweep: bool) -> DictConfig:
         """Compose the config of a command line, whose hydra.mode says whether it is a sweep: by an override, by a file,
@@ -325,9 +324,17 @@ class Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         switches = run_mode, from_shell, validate_sweep_overrides
-        lines, parsed, plain, others = self._divide(overrides)
-        composed = self._compose_with(plain, config_name, others, *switches)
-        if composed is None:
+        lines = expand_script(overrides)  # also those of a sweep's file, and of any sweeper
+        parsed = [_parse(line) for line in lines]
+        plain = self._select_plain_values(parsed)
+        others = tuple(line for line, each in zip(lines, parsed, strict=True) if each not in plain)
+        try:
+            if any(line.lstrip("+~").startswith("hydra.searchpath") for line in others):  # its files may change
+                return super().load_configuration(config_name, lines, *switches)
+            composed: DictConfig = pickle.loads(self._compose_once(config_name, others, *switches))
+            for override in plain:
+                OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException:  # Hydra says more of a value
             return super().load_configuration(config_name, lines, *switches)
         task = [override for override in parsed if not override.is_hydra_override()]
         composed.hydra.overrides.task = [override.input_line for override in task]
@@ -335,53 +342,6 @@ class Loader(ConfigLoaderImpl):
         job.override_dirname = get_overrides_dirname(task, **job.config.override_dirname)
         composed.hydra.runtime.cwd = os.getcwd()
         return composed
-
-    def load_run(self, config: DictConfig, overrides: Sequence[str]) -> Config:
-        """Compose a run of the sweep of this config. What no override changes and nothing is interpolated in is as in
-        other runs: to read it once more would be half of the time of planning."""
-        of_hydra = OmegaConf.to_container(config.hydra.overrides.hydra)
-        assert isinstance(of_hydra, list)
-        _, _, plain, others = self._divide([*of_hydra, *overrides])
-        base = config.hydra.job.config_name, others, RunMode.RUN, True, True
-        composed = self._compose_with(plain, *base)
-        if composed is None:
-            return to_config(self.load_sweep_config(config, list(overrides)))
-        OmegaConf.copy_cache(from_config=config, to_config=composed)
-        constants: dict[str, Any] = pickle.loads(self._find_constants_once(*base))
-        changed = {override.key_or_group.partition(".")[0] for override in plain}
-        return to_config(composed, {key: value for key, value in constants.items() if key not in changed})
-
-    def _divide(self, overrides: Sequence[str]) -> tuple[list[str], list[Override], list[Override], tuple[str, ...]]:
-        """Return all overrides, as lines and parsed, those that set plain values, and the lines of the others."""
-        lines = expand_script(overrides)  # also those of a sweep's file, and of any sweeper
-        parsed = [_parse(line) for line in lines]
-        plain = self._select_plain_values(parsed)
-        return lines, parsed, plain, tuple(line for line, each in zip(lines, parsed, strict=True) if each not in plain)
-
-    def _compose_with(
-        self, plain: Sequence[Override], config_name: str | None, others: tuple[str, ...], *switches: Any
-    ) -> DictConfig | None:
-        """Return a copy of what the other overrides compose, with plain values set; None where Hydra must compose it:
-        where its files may change, and for a value of which it says more."""
-        if any(line.lstrip("+~").startswith("hydra.searchpath") for line in others):
-            return None
-        composed: DictConfig = pickle.loads(self._compose_once(config_name, others, *switches))
-        try:
-            for override in plain:
-                OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
-        except OmegaConfBaseException:
-            return None
-        return composed
-
-    def _find_constants(self, *base: Any) -> bytes:
-        """Return, as bytes, the values of those keys of a composed config in which nothing is interpolated."""
-        composed: DictConfig = pickle.loads(self._compose_once(*base))
-        trees = {key: OmegaConf.to_container(composed[key]) for key in composed if OmegaConf.is_dict(composed[key])}
-        open_keys = {
-            key for key, tree in trees.items() for _, value in list_values(tree)
-            if isinstance(value, str) and ("${" in value or value == "???")
-        }  # fmt: skip
-        return pickle.dumps({key: tree for key, tree in trees.items() if key not in open_keys | {"hydra"}})
 
     def _select_plain_values(self, overrides: Sequence[Override]) -> list[Override]:
         """Return the overrides that set one value of a key which no other kind of override changes."""

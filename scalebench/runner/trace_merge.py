@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import math
 import os
 import zlib
 from collections import defaultdict
@@ -22,7 +21,6 @@ from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_traces
 # Raised for an incomplete or damaged file.
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
 REWRITTEN_EVENTS = ("process_name", "process_sort_index")  # written again for the merged trace
-NAMING_EVENTS = (*REWRITTEN_EVENTS, "process_labels")
 
 TraceEvent = dict[str, Any]
 
@@ -35,25 +33,28 @@ def merge_traces(folder: Path, offsets_s: Mapping[int, float] | None = None) -> 
     rank is not returned; without a readable file nothing is written. OSError when the folder is full or not writable:
     then nothing has changed.
     """
-    offsets_ns = {rank: round(offset_s * 1e9) for rank, offset_s in (offsets_s or {}).items()}
-    paths = rank_traces(folder)
-    begins: dict[int, int | None] = {}
-    for rank in paths:
+    paths, begins = rank_traces(folder), {}
+    for rank, path in paths.items():
         with contextlib.suppress(*UNREADABLE):
-            events, base_ns = _read(paths[rank], offsets_ns.get(rank, 0))
-            begins[rank] = min((_ns(event["ts"], base_ns) for event in events if _is_timed(event)), default=None)
+            events, base_ns = _read(path)
+            base_ns -= round((offsets_s or {}).get(rank, 0.0) * 1e9)
+            times_us = [event["ts"] for event in events if _is_timed(event)]
+            # In whole nanoseconds: a float holds a time of day only to a quarter of a microsecond.
+            begins[rank] = base_ns, base_ns + _to_ns(min(times_us)) if times_us else None
     if not begins:
         return []
-    begin_ns, counts = min((begin for begin in begins.values() if begin is not None), default=0), count(1)
-    numbers: defaultdict[Any, int] = defaultdict(lambda: next(counts))  # for Perfetto process 0 is the idle one
+    begin_ns = min((first_ns for _, first_ns in begins.values() if first_ns is not None), default=0)
+    counts = count(1)  # for Perfetto process 0 is the idle one
+    numbers: defaultdict[Any, int] = defaultdict(lambda: next(counts))
     temporary = folder / f".{MERGED_TRACE_FILE}.{os.getpid()}"
     try:
         with gzip.open(temporary, "wt", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [')
             separator = "\n"
-            for rank in begins:  # read again: a trace may be large, and one at a time has to fit into memory
-                events, base_ns = _read(paths[rank], offsets_ns.get(rank, 0))
-                for event in _renumber(rank, events, base_ns, begin_ns, numbers):
+            for rank, (base_ns, _) in begins.items():  # read again: only one at a time has to fit into memory
+                for event in _renumber(rank, _read(paths[rank])[0], numbers):
+                    if "ts" in event:
+                        event["ts"] = (base_ns - begin_ns + _to_ns(event["ts"])) / 1000
                     file.write(separator + json.dumps(event, allow_nan=False))
                     separator = ",\n"
             file.write("\n]}\n")
@@ -67,66 +68,52 @@ def merge_traces(folder: Path, offsets_s: Mapping[int, float] | None = None) -> 
     return list(begins)
 
 
-def _read(path: Path, offset_ns: int) -> tuple[list[TraceEvent], int]:
-    """Return the events of a trace, and the zero of their `ts` in nanoseconds since the epoch, by the clock of rank 0's
-    machine. Raise one of UNREADABLE for a damaged file.
-
-    `baseTimeNanoseconds` is PyTorch's: with it times of day keep the nanoseconds that a float cannot hold.
-    """
+def _read(path: Path) -> tuple[list[TraceEvent], int]:
+    """Return the events of a trace, and the zero of their `ts` in nanoseconds since the epoch: PyTorch's traces have
+    one, so that times of day keep what a float cannot hold. Raise one of UNREADABLE for a damaged file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         content = json.load(file, parse_constant=lambda constant: None)  # NaN is not JSON, and Perfetto rejects it
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"{path} is no Chrome trace")
     base = content.get("baseTimeNanoseconds", 0)
-    return events, (base if isinstance(base, int) else 0) - offset_ns
+    return events, base if isinstance(base, int) else 0
 
 
 def _is_timed(event: TraceEvent) -> bool:
     return event.get("ph") != "M" and isinstance(event.get("ts"), (int, float))
 
 
-def _ns(ts_us: float, base_ns: int) -> int:
-    """Return nanoseconds since the epoch, as an integer: a float holds a time of day only to a quarter of a
-    microsecond."""
+def _to_ns(ts_us: float) -> int:
     integer_us = int(ts_us // 1)
-    return base_ns + integer_us * 1000 + round((ts_us - integer_us) * 1000)
+    return integer_us * 1000 + round((ts_us - integer_us) * 1000)
 
 
-def _renumber(
-    rank: int, events: list[TraceEvent], base_ns: int, begin_ns: int, numbers: defaultdict[Any, int]
-) -> Iterator[TraceEvent]:
-    """Yield the events of one rank, its processes first, with `numbers` for processes and ids, so that those of
-    different ranks differ and related ones stay equal. A process that has nothing but a name is left out."""
-    facts: dict[str, dict[Any, Any]] = {kind: {} for kind in NAMING_EVENTS}
-    for event in events:
-        if event.get("name") in NAMING_EVENTS:
-            args = event.get("args")  # of one value
-            value = next(iter(args.values()), None) if isinstance(args, dict) else None
-            facts[event["name"]][_key(event.get("pid"))] = value
-
-    def place(key: Any) -> float:
-        index = facts["process_sort_index"].get(key)
-        return float(index) if isinstance(index, (int, float)) else math.inf  # after those that have one
-
-    alive = dict.fromkeys(_key(event.get("pid")) for event in events if event.get("ph") != "M")
-    pids = {key: numbers["process", rank, key] for key in sorted(alive, key=place)}
+def _renumber(rank: int, events: list[TraceEvent], numbers: defaultdict[Any, int]) -> Iterator[TraceEvent]:
+    """Yield the events of one rank, the names of its processes first, with `numbers` for processes and ids, so that
+    those of different ranks differ and related ones stay equal. A process that has nothing but a name is left out."""
+    names: dict[Any, Any] = {}
+    for kind in ("process_name", "process_labels"):  # the latter is of a GPU
+        named = [event for event in events if event.get("name") == kind and isinstance(event.get("args"), dict)]
+        names |= {_key(event.get("pid")): name for event in named if (name := next(iter(event["args"].values()), None))}
+    pids = {
+        key: numbers["process", rank, key]
+        for key in dict.fromkeys(_key(event.get("pid")) for event in events if event.get("ph") != "M")
+    }
     for key, pid in pids.items():
-        label = facts["process_labels"].get(key) or facts["process_name"].get(key) or key[1]
-        name = f"rank {rank}: {label}" if label and len(pids) > 1 else f"rank {rank}"
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        name = names.get(key) or key[1]
+        title = f"rank {rank}: {name}" if name and len(pids) > 1 else f"rank {rank}"
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": title}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for event in events:
-        key = _key(event.get("pid"))
-        if key not in pids or (event.get("ph") == "M" and event.get("name") in REWRITTEN_EVENTS):
+        key, is_fact = _key(event.get("pid")), event.get("ph") == "M"
+        if key not in pids or (is_fact and event.get("name") in REWRITTEN_EVENTS):
             continue
         moved = {**event, "pid": pids[key]}
         moved |= {name: numbers["id", rank, _key(event[name])] for name in ("id", "bind_id") if name in event}
         if isinstance(event.get("id2"), dict):  # Perfetto reads text as hexadecimal
             moved["id2"] = {name: hex(numbers["id", rank, _key(value)]) for name, value in event["id2"].items()}
-        if _is_timed(event):
-            moved["ts"] = (_ns(event["ts"], base_ns) - begin_ns) / 1000
-        else:
+        if not _is_timed(event):
             moved.pop("ts", None)
         yield moved
 

@@ -115,27 +115,6 @@ def test_overrides_of_any_kind_compose_as_in_hydra_or_are_its_errors(loaders, su
             compare([words, ["gpus=2"], words], loaders)  # earlier configs leave no trace
 
 
-def test_a_run_of_a_sweep_is_what_its_whole_config_says(loaders):
-    """Also where an option of the run before was changed in place."""
-    _, ours = loaders
-    sweep = ours.load_configuration("config", ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-
-    def outcome(compose_run):
-        try:
-            return compose_run()
-        except Exception as error:
-            return type(error), str(error)
-
-    values = ["measure.max_s=3", "dataset.size=5 hardware.cpus_per_node=3", "seed=4", "strategy.options.wait_s=2"]
-    for words in [*OVERRIDES, *(["strategy=simulated", *line.split()] for line in values)]:
-        whole = outcome(lambda words=words: composing.to_config(ours.load_sweep_config(sweep, words)))
-        for _ in range(2):
-            run = outcome(lambda words=words: ours.load_run(sweep, words))
-            assert run == whole, words
-            if not isinstance(run, tuple):
-                run.strategy.options["changed"], run.hardware.environment["changed"] = 1, "1"
-
-
 FILES = {
     # A later file sets what an earlier one only names, in another key.
     "measure/named.yaml": "defaults: [default]\n",

@@ -163,9 +163,8 @@ def test_a_sweep_is_known_by_its_record_and_files_have_names_by_rank_node_and_ba
     nodes = [run_folder.monitor_path(tmp_path, node).name for node in (0, 1)]
     tries = [run_folder.try_folder(tmp_path, 8, more_memory).name for more_memory in (False, True)]
     assert (nodes, tries) == (["monitor.parquet", "monitor1.parquet"], ["try_8", "try_8_again"])
-    for rank in (10, 2):
-        (tmp_path / run_folder.rank_trace_name(rank)).touch()
-    (tmp_path / run_folder.MERGED_TRACE_FILE).touch()
+    for name in (*map(run_folder.rank_trace_name, (10, 2)), "my_trace0.json.gz", run_folder.MERGED_TRACE_FILE):
+        (tmp_path / name).touch()
     assert list(run_folder.rank_traces(tmp_path)) == [2, 10]
 
 
