@@ -82,6 +82,8 @@ class ByHand:
             self.targets = torch.from_numpy(targets.copy()).to(self.device)
             generator = torch.Generator().manual_seed(rank)
             self.order = torch.randperm(len(self.inputs), generator=generator).to(self.device)
+            # On a CPU a step takes up to 4 % longer from other weights, as where more units give zeros.
+            model.load_state_dict(strategy.model.module.state_dict())  # type: ignore[attr-defined]
         model = model.to(self.device)
         horovod = "horovod" in spec.config.strategy.requires
         plain = horovod or not spec.config.strategy.backend

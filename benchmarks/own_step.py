@@ -1,7 +1,8 @@
 """A step of the user's own under ddp_gloo on two processes, against the same step in a hand-written DDP loop.
 
 Target: at most 2 % slower. The user's functions are those of examples/token_transformer.py, with batches that are dicts
-of integers, a loss and an optimizer of their own; same batch, data and threads, in the same processes, alternating.
+of integers, a loss and an optimizer of their own; same weights, batch, data and threads, in the same processes,
+alternating.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class ByHand:
         self.labels = torch.from_numpy(targets["next"].copy())
         self.batch = spec.batch_per_device
         module, self.optimizer = token_transformer.build(**spec.config.model.options)
+        module.load_state_dict(strategy.model.module.state_dict())  # type: ignore[attr-defined]
         self.net = DistributedDataParallel(module)
         self.order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(rank))
         self.at = 0

@@ -55,6 +55,7 @@ class TorchStrategy(Strategy):
     """
 
     device: torch.device
+    replicas: int  # that share a global batch
     model: StepModule
     compiled: nn.Module
     net: nn.Module
@@ -70,6 +71,7 @@ class TorchStrategy(Strategy):
         super().__init__(spec, rank)
         self.group: TorchGroup | None = None
         self.last_batch: TorchBatch | None = None
+        self._samples = self._most_samples = 0  # of the batch before, and of the largest one
         self.accumulate = spec.config.train.accumulate
         self._peak = devices.PeakMemory()
         self._pinned_copies = PinnedCopies()
@@ -105,6 +107,7 @@ class TorchStrategy(Strategy):
         refusals.refuse_settings(type(self), self.spec, self.options)
         devices.set_threads(self.place.threads)
         self.device = devices.choose_device(self.spec.device, self.place.devices[0])
+        self.replicas = self.shard()[1]
         self.precision = Precision(train.precision, self.device, train.clip_norm)
         if train.compile == "graphs":
             self.graphs = StepGraphs(self)
@@ -222,13 +225,18 @@ class TorchStrategy(Strategy):
         return parts
 
     def begin_batch(self, batch: TorchBatch) -> None:
-        """Prepare for the passes of a batch, and keep a full one for probes that train on it."""
+        """Prepare for the passes of a batch, and keep a full one for probes that train on it.
+
+        This is done in each step, so it does as little as it can: between two steps Python's code is in no cache.
+        """
         if self.model.communicates:
-            user_errors.check_parts_even(self.spec.config.model, batch.global_samples, self.shard()[1])
-        is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
-        if is_full:
-            self.last_batch = batch  # an epoch's last, smaller batch may run through other code
-        self.tune_convolutions(is_full)
+            user_errors.check_parts_even(self.spec.config.model, batch.global_samples, self.replicas)
+        samples, before = batch.samples, self._samples
+        self._samples = samples
+        if samples >= self._most_samples:
+            self.last_batch, self._most_samples = batch, samples  # a smaller batch may run through other code
+        if samples != before:
+            self.tune_convolutions(samples == self._most_samples)
 
     def tune_convolutions(self, is_full: bool) -> None:
         """Switch cuDNN's tuning as `tunes_convolutions` says."""
@@ -237,7 +245,7 @@ class TorchStrategy(Strategy):
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the number of parts of a batch, some of which may be empty: one where each part communicates
         and there are too few samples for all parts of all processes."""
-        is_small = batch.global_samples < self.accumulate * self.shard()[1]
+        is_small = batch.global_samples < self.accumulate * self.replicas
         return 1 if self.communicates_in_parts and is_small else self.accumulate
 
     def without_sync(self) -> AbstractContextManager[Any]:
@@ -248,8 +256,8 @@ class TorchStrategy(Strategy):
         """Return (loss to differentiate, loss to report) of a batch or a part, without waiting for the device."""
         with self.precision.autocast():
             mean = net(batch.inputs, batch.targets)
-        weight = self.loss_weight(batch)
-        part = LossPart(mean.detach() * batch.samples, batch.samples)
+        weight, samples = self.loss_weight(batch), batch.samples
+        part = LossPart(mean.detach() * samples, samples)
         return (mean if weight == 1 else mean * weight), part
 
     def loss_weight(self, batch: TorchBatch) -> float:
@@ -259,7 +267,7 @@ class TorchStrategy(Strategy):
         sum over replicas of (samples * replicas / global_samples) * mean / replicas = sum of losses / global_samples.
         It is exactly 1 where all shards are equal.
         """
-        return batch.samples * self.shard()[1] / batch.global_samples
+        return batch.samples * self.replicas / batch.global_samples
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         if self.graphs is not None:

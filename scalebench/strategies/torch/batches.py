@@ -35,7 +35,9 @@ class TorchBatch(NamedTuple):
 
     @property
     def samples(self) -> int:
-        first = next(user_batches.list_tensors(self[:2]), None)
+        first = next(iter(self.inputs.values()), None) if isinstance(self.inputs, dict) else self.inputs
+        if not isinstance(first, Tensor):
+            first = next(user_batches.list_tensors(self[:2]), None)
         return user_batches.count_samples(self.inputs) if first is None else len(first)
 
     def tensors(self) -> list[Tensor]:

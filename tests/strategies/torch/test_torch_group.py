@@ -120,7 +120,7 @@ def test_a_group_of_one_rank_sums_and_leaves(strategy):
 
 def test_a_callback_that_outlives_the_group_does_not_abort_the_process(strategy):
     adapter = strategy("independent_torch")
-    waits, left, main = threading.Event(), threading.Event(), threading.get_ident()
+    waits, left, freed, main = threading.Event(), threading.Event(), threading.Event(), threading.get_ident()
 
     def reduce_with_callback():  # the callback holds the group, as that of a hook does
         own = dist.group.WORLD
@@ -131,14 +131,18 @@ def test_a_callback_that_outlives_the_group_does_not_abort_the_process(strategy)
                 assert left.wait(60)
             return own.size()
 
+        weakref.finalize(wait, freed.set)
         return dist.all_reduce(torch.ones(2), group=own, async_op=True).get_future().then(wait)
 
     size = reduce_with_callback()
     while not waits.wait(1):
         size = reduce_with_callback()
+    freed.clear()  # of a callback before
     adapter.close()
     left.set()
     assert size.wait() == 1
+    del size
+    assert freed.wait(60), "by a thread of Gloo, while the strategy still has its group"
 
 
 def transfer_rank(rank, ranks=3, kind="cpu", backend="gloo", nodes=()):
