@@ -23,7 +23,10 @@ COMMANDS = {
         "check that a strategy, a model or a data set keeps its contract; --gpu: a new GPU machine",
         "check ddp gpus=2, scalebench check model=mynet:build, or check --gpu",
     ),
-    "new": ("a package with a strategy of your own; or the YAML of a SLURM partition", "new strategy my_ring"),
+    "new": (
+        "a package with a strategy or a data set of your own; or the YAML of a SLURM partition",
+        "new strategy my_ring, scalebench new dataset my_curves",
+    ),
     "install": ("build Horovod for the installed frameworks: install horovod", ""),
     "doctor": (
         "this machine: devices, versions, Horovod, what is missing; hardware=NAME: whether it fits that YAML",

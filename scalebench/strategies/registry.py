@@ -96,6 +96,18 @@ def _plugin_entry(kind: str, name: str, same_name: list[PluginEntry]) -> Registr
     return RegistryEntry(name, origins[0], first.target, problem)
 
 
+def describe_unmade(group: str, name: str) -> str | None:
+    """Return what is wrong with the YAML of a plugin's model or data set without an entry point; None where there is
+    no such file. One that names its function needs no entry point."""
+    origin, kind = config_files.file_origin(group, name), f"{group}s"
+    if origin in (None, BUILT_IN) or name in plugin_entries(kind):
+        return None
+    return (
+        f"{group} '{name}': {origin} brings {group}/{name}.yaml, which no function makes: add the entry point "
+        f'{name} = "MODULE:FUNCTION" in scalebench.{kind}, and install it again'
+    )
+
+
 def names_without_yaml() -> set[tuple[str, str]]:
     """Return (config group, name) of the entries of plugins that have no file that Hydra could compose."""
     registered = {(group, name) for kind, group in CONFIG_GROUPS.items() for name in plugin_entries(kind)}
@@ -150,6 +162,13 @@ def refuse_broken_plugins(config: Config) -> None:
     for chosen in names.items():
         if chosen in config_files.find_config_files().problems:
             raise PluginError(config_files.find_config_files().problems[chosen])
+    functions = {
+        "model": config.model.torch or config.model.keras,
+        "dataset": config.dataset.builder or config.dataset.loader,
+    }
+    for group, function in functions.items():
+        if function is None and (problem := describe_unmade(group, names[group])) is not None:
+            raise PluginError(problem)
     name, baseline = config.strategy.name, config.strategy.baseline
     entry = strategy_entries().get(name)
     usable = [each.name for each in strategy_entries().values() if each.problem is None]

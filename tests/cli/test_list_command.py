@@ -15,7 +15,6 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core import config_files, plugins
 from scalebench.core.config_files import LIST_KINDS
-from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.strategies import registry
 from tests.builders.plugins import CODE, strategy_yaml
@@ -173,7 +172,7 @@ def test_disabled_plugins_are_named_and_not_loaded(dists, list_plugins, monkeypa
     # Without plugins a line explains how to make one.
     status, lines = list_plugins()
     assert (status, lines) == (
-        0, [["no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"]]
+        0, [["no plugins are installed; `scalebench new` makes one: docs/guides/plugins.md"]]
     )  # fmt: skip
     # Disabled plugins are named and not loaded.
     dists.strategy(code="open('loaded', 'w').close()\n")
@@ -209,15 +208,17 @@ def test_each_entry_point_has_a_line(dists, list_plugins):
     )
 
 
-def test_a_data_set_that_nothing_makes_is_a_fault(dists, list_plugins):
+@pytest.mark.parametrize(("group", "function"), [("dataset", "builder"), ("model", "torch")])
+def test_a_model_or_data_set_that_nothing_makes_is_a_fault(dists, list_plugins, group, function):
     """Its package has forgotten the entry point; one whose file names a function needs none."""
-    files = {"a/__init__.py": "", "a/conf/dataset/mine.yaml": "name: mine\n"}
-    files["a/conf/dataset/other.yaml"] = "name: other\nbuilder: a:make\n"
+    files = {"a/__init__.py": "", f"a/conf/{group}/mine.yaml": "name: mine\n"}
+    files[f"a/conf/{group}/other.yaml"] = f"name: other\n{function}: a:make\n"
     dists.add(files=files, points={"configs": {"a": "a.conf"}})
     status, lines = list_plugins()
     text = " ".join(" ".join(line) for line in lines)
-    assert status == 1 and "nothing makes mine" in text and "nothing makes other" not in text
-    with pytest.raises(
-        InputError, match=r"brings dataset/mine.yaml and no entry point scalebench.datasets of that name"
-    ):
-        resolve(compose_config(["dataset=mine"]))
+    line = (
+        f"{group} 'mine': my-plugin brings {group}/mine.yaml, which no function makes: "
+        f'add the entry point mine = "MODULE:FUNCTION" in scalebench.{group}s, and install it again'
+    )
+    assert status == 1 and line in text and "'other'" not in text
+    assert resolve(compose_config([f"{group}=mine"])).plugin_error == line  # a failed row, as of a strategy

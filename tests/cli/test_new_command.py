@@ -1,4 +1,4 @@
-"""`scalebench new strategy NAME` and `new hardware NAME`: what they write, and what they refuse in one line."""
+"""`scalebench new` strategy, dataset and hardware: what they write, and what they refuse in one line."""
 
 import ast
 import re
@@ -18,18 +18,26 @@ from scalebench.cluster.site_check import OK, check_partition
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
-from scalebench.core.spec import SlurmSpec, StrategySpec
+from scalebench.core.spec import SlurmSpec
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
 from tests.slurm.builders import Tools, render
 
-STRATEGY = Path("src/scalebench_my_ring/strategy.py")
-YAML = Path("src/scalebench_my_ring/conf/strategy/my_ring.yaml")
+CODE = {"strategy": Path("src/scalebench_my_ring/strategy.py"), "dataset": Path("src/scalebench_my_ring/samples.py")}
+
+
+def yaml_file(kind):
+    return Path(f"src/scalebench_my_ring/conf/{kind}/my_ring.yaml")
+
+
+@pytest.fixture(scope="module", params=CODE)
+def kind(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def texts():
-    return new.render("my_ring")
+def texts(kind):
+    return new.render(kind, "my_ring")
 
 
 def refused(*words):
@@ -39,38 +47,38 @@ def refused(*words):
     return str(caught.value)
 
 
-def test_files_and_next_steps(capsys, texts):
+def test_files_and_next_steps(capsys, kind, texts):
     home = Path("my plugins")
     home.mkdir()
-    assert run_command("new", ["strategy", "my_ring", "--into", str(home)]) == 0
+    assert run_command("new", [kind, "my_ring", "--into", str(home)]) == 0
     folder = home / "scalebench-my-ring"
     written = {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert written == texts and {STRATEGY, YAML, Path("tests/test_my_ring.py")} < set(written)
+    assert written == texts and {CODE[kind], yaml_file(kind), Path("tests/test_my_ring.py")} < set(written)
     out = capsys.readouterr().out
     assert all(f"\n  {path}\n" in out for path in written)
     assert "pip install -e 'my plugins/scalebench-my-ring[test]'\n" in out and "scalebench check my_ring\n" in out
 
 
-def test_entry_points_and_yaml_name_what_there_is(texts):
-    # Entry points name existing objects.
+def test_entry_points_and_yaml_name_what_there_is(kind, texts):
+    """And no tool takes the template for code."""
     project = tomllib.loads(texts[Path("pyproject.toml")])["project"]
     points = project["entry-points"]
-    stated = OmegaConf.to_container(OmegaConf.create(texts[YAML]))
+    stated = OmegaConf.to_container(OmegaConf.create(texts[yaml_file(kind)]))
     assert isinstance(stated, dict) and stated["name"] == "my_ring" and stated["options"]
-    module, _, kind = StrategySpec(**stated).adapter.partition(":")
-    assert Path("src", *module.split(".")).with_suffix(".py") == STRATEGY
-    assert kind in {node.name for node in ast.parse(texts[STRATEGY]).body if isinstance(node, ast.ClassDef)}
+    adapter = stated["adapter"] if kind == "strategy" else points["scalebench.datasets"]["my_ring"]
+    module, _, name = adapter.partition(":")
+    assert Path("src", *module.split(".")).with_suffix(".py") == CODE[kind]
+    assert name in {getattr(node, "name", None) for node in ast.parse(texts[CODE[kind]]).body}
     (folder,) = points["scalebench.configs"].values()
-    assert YAML.is_relative_to(Path("src", *folder.split(".")))
+    assert yaml_file(kind).is_relative_to(Path("src", *folder.split(".")))
     assert project["name"] == "scalebench-my-ring"
-    # No tool takes the template for code.
-    files = [path for path in new.TEMPLATE_FOLDER.rglob("*") if path.is_file()]
+    files = [path for path in new.TEMPLATES.rglob("*") if path.is_file()]
     assert files and {path.suffix for path in files} == {new.TEMPLATE_SUFFIX}
 
 
-def test_it_is_clean(texts, tmp_path):
+def test_it_is_clean(kind, texts, tmp_path):
     """By the rules of this project, and with nothing left of the template's own language."""
-    run_command("new", ["strategy", "my_ring"])
+    run_command("new", [kind, "my_ring"])
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     passed = ["--isolated", "--line-length", str(rules["line-length"]), "."]
     for words in (["check", "--no-cache", "--select", ",".join(rules["lint"]["select"])], ["format", "--check"]):
@@ -81,8 +89,9 @@ def test_it_is_clean(texts, tmp_path):
     assert max(len(text.splitlines()) for text in texts.values()) < 120
 
 
-def test_classes_that_the_template_imports_cannot_be(texts):
+def test_classes_that_the_template_imports_cannot_be():
     """Of the module and of the tests."""
+    texts = new.render("strategy", "my_ring")
     imports = [line for text in texts.values() for line in re.findall(r"^from .* import (.*)$", text, re.MULTILINE)]
     classes = {word for line in imports for word in re.findall(r"\b[A-Z]\w*", line)}
     assert {re.sub(r"(?<!^)(?=[A-Z])", "_", word).lower() for word in classes} == new.TEMPLATE_CLASSES
@@ -91,6 +100,7 @@ def test_classes_that_the_template_imports_cannot_be(texts):
 def test_names_and_folders_that_are_taken(dists, tmp_path):
     dists.strategy("theirs", "their-plugin")
     assert "from their-plugin;" in refused("strategy", "theirs")
+    assert refused("dataset", "materials") == "dataset 'materials' is there already, from scalebench; take another name"
     dists.add("scalebench-hidden", {"scalebench_hidden/__init__.py": ""})
     assert refused("strategy", "hidden").startswith("a package scalebench_hidden is there already")
     run_command("new", ["strategy", "mine"])

@@ -223,24 +223,24 @@ def resolved(*arguments):
 @pytest.fixture
 def page(dists):
     """An installed plugin, of the template's files and those of the page; its pyproject.toml is added to."""
-    template, reported = new.render("mine"), plugin_page.files()
+    template, reported = new.render("strategy", "mine"), plugin_page.files()
     project = tomllib.loads(template[PROJECT] + reported[PROJECT])["project"]
     points = {group.removeprefix("scalebench."): named for group, named in project["entry-points"].items()}
     files = {path: text for path, text in {**template, **reported}.items() if path.parts[0] == "src"}
     dists.add(MINE, {str(path.relative_to("src")): text for path, text in files.items()}, points)
 
 
-def test_the_model_and_the_data_of_the_page(page):
+def test_the_model_of_the_page(page):
     spec = resolved("model=one_hidden")
     network = networks.build_network(spec.config.model)
     assert network.parameters == spec.config.model.params
-    assert spec.config.dataset.name == "ripples" and spec.global_batch == 32
+    assert spec.config.dataset.name == "random" and spec.global_batch == 32
     narrow = resolved("model=one_hidden", "model.options.width=8", "model.params=null")
     assert networks.build_network(narrow.config.model).arrays
     spec = resolved("model=one_hidden", "dataset.size=100")
     datasets.prepare(spec.config)
     train, validation = datasets.open_sources(spec, 0, 1)
-    assert (train.samples, validation.samples if validation else None) == (75, 25)
+    assert (train.samples, validation.samples if validation else None) == (98, 2)
     batch = next(iter(train))
     assert batch.inputs.shape == (32, 32) and batch.targets.shape == (32, 1)
 
@@ -258,6 +258,7 @@ MADE = {
     "the import fails": {"code": "1 / 0\n"},
     "the YAML names no class": {"target": None},
     "there is no YAML": {"yaml": None},
+    "a data set or model has no entry point": {"group": "dataset"},
     "a name is taken by a built-in": {"name": "ddp"},
 }
 
@@ -272,9 +273,13 @@ def problem(name):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_and_their_lines(fault, dists):
     assert set(MADE) == set(FAULTS)
-    dists.strategy(dist=MINE, **MADE[fault])
-    name = MADE[fault].get("name", "mine")
-    assert problem(name) == FAULTS[fault].replace("scalebench_mine.strategy:", "scalebench_mine.code:")
+    if "group" in MADE[fault]:
+        dists.add(MINE, {"a/__init__.py": "", "a/conf/dataset/mine.yaml": "name: mine\n"}, {"configs": {"a": "a.conf"}})
+        line = resolved("dataset=mine").plugin_error
+    else:
+        dists.strategy(dist=MINE, **MADE[fault])
+        line = problem(MADE[fault].get("name", "mine"))
+    assert line == FAULTS[fault].replace("scalebench_mine.strategy:", "scalebench_mine.code:")
 
 
 CLUSTER_PAGE = (ROOT / "docs/guides/cluster.md").read_text(encoding="utf-8")

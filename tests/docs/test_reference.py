@@ -148,7 +148,7 @@ def test_the_page_names_every_method(kind):
 
 def test_the_template_and_our_own_plugins_keep_to_the_api():
     """But for scalebench-search, a part of the program that is installed apart and runs sweeps."""
-    texts = {str(path): text for path, text in new.render("mine").items() if path.suffix == ".py"}
+    texts = {str(path): text for path, text in new.render("strategy", "mine").items() if path.suffix == ".py"}
     assert len(texts) == 3
     for folder in set(ROOT.glob("plugins/*/src")) - {ROOT / "plugins/scalebench-search/src"}:
         texts |= {str(path): path.read_text() for path in folder.rglob("*.py")}

@@ -93,15 +93,16 @@ def test_the_commands_of_the_page(environment):
     for command in reported:
         printed = environment.printed(command)
         assert answers(command.answer, printed), f"$ {command.arguments}\n{printed}"
+    environment.folder /= "scalebench-mine"
     environment.run([str(environment.bin / "python"), *ONE_FAULT])
 
 
 @pytest.mark.slow
 def test_what_is_published(environment, tmp_path):
-    """Wheels have all that is needed: ours the template, that of a plugin its YAML, and it works uninstalled."""
-    prefix = "scalebench/cli/commands/template/strategy/"
+    """Wheels have all that is needed: ours the templates, that of a plugin its YAML, and it works uninstalled."""
+    prefix = "scalebench/cli/commands/template/"
     inside = {name.removeprefix(prefix) for name in zipfile.ZipFile(environment.wheel).namelist()}
-    assert {str(path.relative_to(new.TEMPLATE_FOLDER)) for path in new.TEMPLATE_FOLDER.rglob("*.jinja")} <= inside
+    assert {str(path.relative_to(new.TEMPLATES)) for path in new.TEMPLATES.rglob("*.jinja")} <= inside
     assert run_command("new", ["strategy", "sent"]) == 0
     wheel = environment.build(tmp_path / "scalebench-sent", tmp_path / "dist")
     shutil.rmtree(tmp_path / "scalebench-sent")

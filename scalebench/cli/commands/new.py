@@ -1,4 +1,4 @@
-"""`scalebench new strategy NAME`: write a package with a strategy that runs, from the files in `template`.
+"""`scalebench new strategy NAME` and `new dataset NAME`: write a package that runs, from the files in `template`.
 
 `scalebench new hardware NAME` writes the YAML of a SLURM partition instead: see new_hardware.py.
 """
@@ -20,7 +20,7 @@ from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 
-TEMPLATE_FOLDER = Path(__file__).parent / "template" / "strategy"
+TEMPLATES = Path(__file__).parent / "template"  # a folder for each kind, and `package` with what all have
 NO_ROOM = "take another place with --into=FOLDER"
 TEMPLATE_SUFFIX = ".jinja"  # so that no tool treats a template as a source file
 NAME_PLACEHOLDER = "NAME"  # in the paths of the template
@@ -32,11 +32,18 @@ YAML_WORDS = frozenset("null none true false yes no on off y n inf nan".split())
 TEMPLATE_CLASSES = frozenset(
     "group_strategy torch_batch input_error run_spec loss_part iterable strategy_contract fault_contract".split()
 )
+# Of each kind of package: what people call it, what it needs, what its template does.
+KINDS = {
+    "strategy": ("strategy", "torch>=2.4", "It averages gradients by all-reduces of its own"),
+    "dataset": ("data set", "numpy>=1.26", "It draws noisy sines from the seed"),
+}
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("kind", metavar="KIND", help="strategy: a package; hardware: the YAML of a SLURM partition")
-    parser.add_argument("name", metavar="NAME", help="of the strategy or hardware, such as my_ring")
+    parser.add_argument(
+        "kind", metavar="KIND", help="strategy, dataset: a package; hardware: the YAML of a SLURM partition"
+    )
+    parser.add_argument("name", metavar="NAME", help="of what is new, such as my_ring")
     parser.add_argument("--into", metavar="FOLDER", default=".", help="where it is written; default: here")
     parser.add_argument(
         "--partition", metavar="P", help="hardware: the partition to describe; default: that of the cluster"
@@ -54,21 +61,23 @@ def main(options: argparse.Namespace) -> int:
         from scalebench.cli.commands import new_hardware
 
         return new_hardware.main(options)
-    if options.kind != "strategy":
+    if options.kind not in KINDS:
         raise InputError(
-            f"new makes a strategy or hardware, not '{options.kind}'; docs/guides/plugins.md has the others"
+            f"new makes a strategy, dataset or hardware, not '{options.kind}'; docs/guides/plugins.md has the others"
         )
     if options.partition or options.bin or options.cpu:
         raise InputError("--partition, --bin and --cpu are of new hardware; leave them out")
-    _check_name(options.name)
-    folder = Path(options.into, distribution_name(options.name))
-    files = _write_distribution(options.name, folder)
-    print(f"{folder}: a distribution with the strategy '{options.name}'")
+    kind, name = options.kind, options.name
+    _check_name(kind, name)
+    folder = Path(options.into, distribution_name(name))
+    files = _write_distribution(kind, name, folder)
+    label, _, what_it_does = KINDS[kind]
+    print(f"{folder}: a distribution with the {label} '{name}'")
     print("\n".join(f"  {path.relative_to(folder)}" for path in files))
-    print("\nIt averages gradients by all-reduces of its own; change that, and see which contract tests still pass:")
+    print(f"\n{what_it_does}; change that, and see which contract tests still pass:")
     print(f"  pip install -e {shlex.quote(f'{folder}[test]')}")
-    print(f"  scalebench strategy={options.name} gpus=2")
-    print(f"  scalebench check {options.name}")
+    print(f"  scalebench {kind}={name} gpus=2")
+    print(f"  scalebench check {name}")
     return 0
 
 
@@ -77,10 +86,10 @@ def distribution_name(name: str) -> str:
     return f"scalebench-{name.replace('_', '-')}"
 
 
-def make_environment(folder: Path) -> jinja2.Environment:
-    """Return what reads the templates of a folder. Lines with nothing but a tag leave none."""
+def make_environment(*folders: Path) -> jinja2.Environment:
+    """Return what reads the templates of these folders. Lines with nothing but a tag leave none."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -89,12 +98,16 @@ def make_environment(folder: Path) -> jinja2.Environment:
     )
 
 
-def render(name: str) -> dict[Path, str]:
+def render(kind: str, name: str) -> dict[Path, str]:
     """Return the text of each file by its path within the distribution."""
-    environment = make_environment(TEMPLATE_FOLDER)
+    environment = make_environment(TEMPLATES / kind, TEMPLATES / "package")
+    label, needs, _ = KINDS[kind]
     values = {
+        "kind": kind,
+        "label": label,
+        "needs": needs,
         "name": name,
-        "kind": "".join(part.capitalize() for part in name.split("_")),
+        "class_name": "".join(part.capitalize() for part in name.split("_")),
         "distribution": distribution_name(name),
         "package": f"scalebench_{name}",
         "version": scalebench.__version__,
@@ -104,30 +117,30 @@ def render(name: str) -> dict[Path, str]:
     return {target: environment.get_template(path).render(values) for target, path in zip(targets, paths, strict=True)}
 
 
-def _check_name(name: str) -> None:
+def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch(NAME_PATTERN, name) or name in YAML_WORDS:
         raise InputError(
-            f"'{name}' cannot be both strategy={name} and a Python module: use small letters, digits and "
+            f"'{name}' cannot be both {kind}={name} and a Python module: use small letters, digits and "
             "single underscores, such as my_ring"
         )
-    if name in TEMPLATE_CLASSES:
+    if kind == "strategy" and name in TEMPLATE_CLASSES:
         raise InputError(f"the template has a class of that name already: take another one than '{name}'")
-    entry = registry.strategy_entries().get(name)
-    if entry is not None or name in config_files.list_options("strategy"):
-        origin = entry.origin if entry is not None else config_files.list_options("strategy")[name]
-        raise InputError(f"strategy '{name}' is there already, from {origin}; take another name")
+    entry = (registry.strategy_entries() if kind == "strategy" else registry.plugin_entries("datasets")).get(name)
+    origin = entry.origin if entry is not None else config_files.file_origin(kind, name)
+    if origin is not None:
+        raise InputError(f"{kind} '{name}' is there already, from {origin}; take another name")
     if find_spec(f"scalebench_{name}") is not None:
         raise InputError(f"a package scalebench_{name} is there already; take another name, or uninstall it")
 
 
-def _write_distribution(name: str, folder: Path) -> list[Path]:
+def _write_distribution(kind: str, name: str, folder: Path) -> list[Path]:
     """Write all files and return them. A distribution that cannot be written completely is removed."""
     with refuse_unwritable(folder, NO_ROOM):
         if folder.exists():
             raise InputError(f"{folder} is there already; take another name, or --into=FOLDER")
         folder.mkdir()
         try:
-            texts = {folder / path: text for path, text in render(name).items()}
+            texts = {folder / path: text for path, text in render(kind, name).items()}
             for path, text in texts.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")

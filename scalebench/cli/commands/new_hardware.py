@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.cli.commands.arguments import refuse_unwritable
-from scalebench.cli.commands.new import NO_ROOM, TEMPLATE_FOLDER, YAML_WORDS, make_environment
+from scalebench.cli.commands.new import NO_ROOM, TEMPLATES, YAML_WORDS, make_environment
 from scalebench.cluster.commands import Slurm, SlurmError
 from scalebench.cluster.partition import Partition, PartitionNode, count_gpus_by_type, read_partition
 from scalebench.cluster.resources import START_ALLOWANCE_S
@@ -25,7 +25,7 @@ from scalebench.core.spec import MeasureSpec
 from scalebench.core.units import format_bytes
 
 GROUP = "hardware"
-TEMPLATE = TEMPLATE_FOLDER.with_name("hardware.yaml.jinja")
+TEMPLATE = TEMPLATES / "hardware.yaml.jinja"
 HARDWARE_NAME = r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]+)*"  # of a file, and on the command line
 DEFAULT_JOB_MINUTES = (MeasureSpec().timeout_s + START_ALLOWANCE_S) / 60
 

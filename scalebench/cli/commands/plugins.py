@@ -16,10 +16,8 @@ from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.plugins import PluginEntry
 from scalebench.strategies import registry
-from scalebench.workloads import datasets, networks
-from scalebench.workloads.datasets import user_function
 
-NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"
+NO_PLUGINS = "no plugins are installed; `scalebench new` makes one: docs/guides/plugins.md"
 # Kinds of entry points in the order of the table, with texts for people.
 KIND_TEXTS = {"models": "model", "datasets": "data set", "strategies": "strategy", "configs": "YAML files"}
 
@@ -104,21 +102,17 @@ def _check_yaml_files(point: PluginEntry) -> LoadCheck:
 
 
 def _list_yaml_faults(files: dict[str, Path]) -> Iterator[str]:
-    """Yield what is wrong with YAML files. Also one whose model or data set nothing makes is: no entry point, no
-    function that the file names, nor scalebench."""
+    """Yield what is wrong with YAML files."""
     loaded = config_files.find_config_files()
     for file, path in files.items():
         group, _, stem = file.removesuffix(".yaml").rpartition("/")
         if (group, stem) in loaded.problems:
             yield loaded.problems[group, stem]
         yield from (line for line in loaded.warnings if line.startswith(f"{file} "))
-        tree = config_files.read_yaml(path)
+        tree = config_files.read_composed(group, path)
         name = str(tree.get("name"))
         if group == "strategy" and name in registry.strategy_entries():
             yield from filter(None, [registry.find_strategy(name).problem])
-        is_made = {
-            "model": networks.is_known(name) or bool({"defaults", "torch", "keras"} & set(tree)),
-            "dataset": name in {*datasets.DATASETS, *user_function.plugin_datasets()} or "builder" in tree,
-        }
-        if "name" in tree and not is_made.get(group, True):
-            yield f"{file}: nothing makes {name}: its package needs an entry point {name} in scalebench.{group}s"
+        names_function = any(tree.get(key) for key in ("torch", "keras", "builder", "loader"))
+        if group in ("model", "dataset") and not names_function:
+            yield from filter(None, [registry.describe_unmade(group, name)])

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.machine.machine import cache_folder
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
@@ -248,10 +247,6 @@ def _check_name(dataset: DatasetSpec) -> None:
     })  # fmt: skip
     if built_in or has_function or dataset.loader is not None:
         return
-    if (origin := config_files.file_origin("dataset", name)) not in (None, plugins.BUILT_IN):
-        raise InputError(
-            f"dataset={name}: {origin} brings dataset/{name}.yaml and no entry point scalebench.datasets of that name"
-        )
     raise InputError(unknown_name_message("dataset", name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM]))
 
 

@@ -51,7 +51,7 @@ def gloo_events(action):
 
 def test_the_strategy_of_a_new_plugin_steps_and_sends_what_it_states(strategy, tmp_path, monkeypatch):
     """The template of `scalebench new strategy` in one process: what it inherits must be there."""
-    (text,) = [text for path, text in new.render("mine").items() if path.name == "strategy.py"]
+    (text,) = [text for path, text in new.render("strategy", "mine").items() if path.name == "strategy.py"]
     (tmp_path / "strategy_of_a_new_plugin.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("strategy_of_a_new_plugin")
