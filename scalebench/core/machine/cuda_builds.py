@@ -28,9 +28,9 @@ def find_torch_problem(
 ) -> str | None:
     """Explain in a clause with the way out why an installed PyTorch cannot compute on these GPUs; None if it can.
 
-    `cuda` is the version it was built for (None: a build for CPUs), `architectures` are those of its
-    `torch.cuda.get_arch_list()`, empty where it cannot tell them. `driver` is None where PyTorch reaches the GPUs: one
-    that is older than a build needs may do with NVIDIA's compatibility package.
+    `cuda` is the version of CUDA or ROCm that it was built for (None: a build for CPUs), `architectures` are those of
+    its `torch.cuda.get_arch_list()`, empty where it cannot tell them, and for AMD GPUs. `driver` is None where PyTorch
+    reaches the GPUs: one that is older than a build needs may do with NVIDIA's compatibility package.
     """
     if cuda is None:
         return f"PyTorch {version} is a build without CUDA: {TORCH_REMEDY}"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from scalebench.core.machine import cpus
@@ -205,10 +206,10 @@ def visible_gpus() -> list[int | None]:
     """Return NVML's numbers of the GPUs that a process started now would see, in the order in which it numbers them.
 
     These are the ones in CUDA_VISIBLE_DEVICES, in its order; CUDA numbers GPUs as NVML does with
-    CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launchers set. A part of a GPU is None.
+    CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launchers set. None stands for a part of a GPU and for an AMD GPU.
     """
     with nvml_queries() as ask:
-        return _visible_indices(ask)
+        return _visible_indices(ask) or [None] * count_amd_gpus()
 
 
 def find_nvml_problem() -> str | None:
@@ -272,12 +273,36 @@ def read_torch_version() -> str:
     return ""
 
 
+AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", VISIBLE_DEVICES)  # each among those of the one before
+
+
+def count_amd_gpus() -> int:
+    """Return how many AMD GPUs a process started now would see as its `cuda` devices: 0 unless PyTorch is a build for
+    ROCm. Their driver lists them beside the processors, which have no SIMD units (Linux, sysfs of amdkfd)."""
+    if "rocm" not in read_torch_version():
+        return 0
+    nodes = cpus.SYSTEM_ROOT.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
+    count = sum(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE) is not None for node in nodes)
+    for variable in filter(os.environ.__contains__, AMD_VISIBLE):
+        entries = map(str.strip, os.environ[variable].split(","))
+        count = sum(1 for _ in takewhile(partial(_names_one_of, count), entries))
+    return count
+
+
+def _names_one_of(count: int, entry: str) -> bool:
+    return entry.startswith("GPU-") or (entry.isdigit() and int(entry) < count)
+
+
 def find_unsupported_gpus() -> str | None:
-    """Return in a clause which GPUs there are that no run can use: AMD's, by the device file of their driver or by
-    PyTorch's build for them. None where there are none."""
-    signs = ["/dev/kfd"] if (cpus.SYSTEM_ROOT / "dev/kfd").exists() else []
-    signs += [f"torch {version}"] if "rocm" in (version := read_torch_version()) else []
-    return f"AMD GPUs ({', '.join(signs)}), and only NVIDIA's are supported" if signs else None
+    """Return in a clause which GPUs there are that no run can use: AMD's, by the device file of their driver, where
+    PyTorch is not a build for them or none is visible. None where there are none."""
+    if not (cpus.SYSTEM_ROOT / "dev/kfd").exists() or count_amd_gpus():
+        return None
+    if "rocm" in (version := read_torch_version()):
+        hides = [f"{variable}={os.environ[variable]}" for variable in AMD_VISIBLE if variable in os.environ]
+        return f"AMD GPUs (/dev/kfd), which PyTorch does not see ({' '.join(hides) or 'their driver lists none'})"
+    build = f"torch {version} is a build without ROCm" if version else "PyTorch is not installed"
+    return f"AMD GPUs (/dev/kfd), and {build}: https://pytorch.org/get-started lists those with it"
 
 
 def choose_visible_gpus(devices: Sequence[int], visible: int) -> list[int]:

@@ -32,6 +32,7 @@ from scalebench.core.machine.cpus import numa_nodes as numa_nodes
 from scalebench.core.machine.cpus import order_by_core as order_by_core
 from scalebench.core.machine.cpus import usable_cpus as usable_cpus
 from scalebench.core.machine.gpus import Gpu, detect_gpus, value_or_none
+from scalebench.core.machine.gpus import count_amd_gpus as count_amd_gpus
 from scalebench.core.machine.gpus import count_gpus as count_gpus  # exported here like usable_cpus
 from scalebench.core.machine.gpus import find_hidden_gpus as find_hidden_gpus
 from scalebench.core.machine.gpus import find_nvml_problem as find_nvml_problem

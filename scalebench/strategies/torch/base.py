@@ -384,8 +384,8 @@ class TorchStrategy(Strategy):
 
     def versions(self) -> dict[str, str]:
         versions = {"torch": str(torch.__version__)}
-        if torch.version.cuda is not None:
-            versions["cuda"] = str(torch.version.cuda)
+        builds = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
+        versions |= {name: str(version) for name, version in builds.items() if version is not None}
         if torch.backends.cudnn.is_available():
             versions["cudnn"] = str(torch.backends.cudnn.version())
         if torch.cuda.is_available() and torch.distributed.is_nccl_available():

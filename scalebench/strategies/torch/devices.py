@@ -26,8 +26,8 @@ def choose_device(kind: str, index: int) -> torch.device:
     (index,) = gpus.choose_visible_gpus([index], visible)
     problem = cuda_builds.find_torch_problem(
         torch.__version__,
-        torch.version.cuda,
-        torch.cuda.get_arch_list(),
+        torch.version.cuda or torch.version.hip,
+        [] if torch.version.hip else torch.cuda.get_arch_list(),
         None if is_available else gpus.detect_gpus().driver_version,
         [torch.cuda.get_device_capability(index)] if index < visible else [],
     )

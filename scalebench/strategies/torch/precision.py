@@ -20,7 +20,7 @@ from scalebench.workloads import records
 
 HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TF32_CAPABILITY = (8, 0)  # compute capability of the first GPUs with TF32 units (NVIDIA Ampere)
-NO_CAPABILITY = (0, 0)  # of a CPU
+NO_CAPABILITY = (0, 0)  # of a CPU, and of an AMD GPU
 
 Shapes = tuple[torch.Size, ...]
 
@@ -67,8 +67,9 @@ class Precision:
 
 
 def _check_tf32(device: torch.device) -> None:
-    if device.type != "cuda":
-        raise Unsupported("train.precision=tf32 is a mode of GPUs: take float32 or bfloat16 on the CPU")
+    if device.type != "cuda" or torch.version.hip is not None:
+        kind = "the CPU" if device.type != "cuda" else "AMD GPUs"
+        raise Unsupported(f"train.precision=tf32 is a mode of NVIDIA's GPUs: take float32 or bfloat16 on {kind}")
     capability = torch.cuda.get_device_capability(device)
     if capability < TF32_CAPABILITY:
         name, version = torch.cuda.get_device_name(device), ".".join(map(str, capability))
@@ -77,7 +78,8 @@ def _check_tf32(device: torch.device) -> None:
 
 def choose_data_format(train: TrainSpec, device: torch.device) -> str:
     """Return the memory layout of images on a device, nhwc or nchw, once Precision has set the switches."""
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else NO_CAPABILITY
+    has_capability = device.type == "cuda" and torch.version.hip is None  # AMD's numbers mean something else
+    capability = torch.cuda.get_device_capability(device) if has_capability else NO_CAPABILITY
     return select_data_format(train, device.type, capability, torch.backends.cudnn.allow_tf32)
 
 

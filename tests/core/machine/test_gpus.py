@@ -12,7 +12,7 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import detect_hardware, resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus as system_files
-from scalebench.core.machine import gpus, machine, nccl_log
+from scalebench.core.machine import gpus, nccl_log
 from scalebench.core.machine.peak_flops import find_peak_flops, read_peaks
 from scalebench.core.spec import HardwareSpec
 from tests.conftest import ROOT
@@ -172,17 +172,35 @@ def test_amd_gpus_are_named(tmp_path, monkeypatch):
     """A run that takes the CPU beside them says so, one that asks for CPU workers does not."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     monkeypatch.setattr(gpus, "read_torch_version", lambda: "2.13.0+cpu")
-    monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     assert gpus.find_unsupported_gpus() is None
     put(tmp_path, "dev/kfd", "")
-    assert gpus.find_unsupported_gpus() == "AMD GPUs (/dev/kfd), and only NVIDIA's are supported"
-    monkeypatch.setattr(gpus, "read_torch_version", lambda: "2.13.0+rocm7.0")
-    assert "torch 2.13.0+rocm7.0" in (gpus.find_unsupported_gpus() or "")
+    assert (gpus.find_unsupported_gpus() or "").startswith(
+        "AMD GPUs (/dev/kfd), and torch 2.13.0+cpu is a build without"
+    )
     local = resolve(compose_config(["strategy=simulated", "hardware=local"]))
     assert local.device == "cpu" and "unsupported_gpus" in local.flags
     assert "unsupported_gpus" not in resolve(compose_config(["strategy=simulated", "hardware=cpu"])).flags
     asked = resolve(compose_config(["strategy=simulated", "hardware=local", "hardware.devices=cuda", "gpus=1"]))
     assert asked.unsupported is not None and "0 GPUs here; there are AMD GPUs (/dev/kfd" in asked.unsupported
+
+
+def test_amd_gpus_are_devices_of_a_build_for_rocm(tmp_path, monkeypatch):
+    """NVML has no number for them; a processor is a node of their driver, too."""
+    monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
+    monkeypatch.setattr(gpus, "read_torch_version", lambda: "2.13.0+rocm7.0")
+    put(tmp_path, "dev/kfd", "")
+    for node, units in enumerate((0, 1216, 1216, 1216)):
+        put(tmp_path, f"sys/class/kfd/kfd/topology/nodes/{node}/properties", f"cpu_cores_count 0\nsimd_count {units}\n")
+    assert gpus.visible_gpus() == [None, None, None] and gpus.find_unsupported_gpus() is None
+    local = resolve(compose_config(["strategy=ddp", "hardware=local", "gpus=3"]))
+    assert (local.device, local.unsupported) == ("cuda", None) and "unsupported_gpus" not in local.flags
+    seen = {"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "1,2,0"}  # 2 is not among the first two
+    for name, value in seen.items():
+        monkeypatch.setenv(name, value)
+    assert gpus.count_amd_gpus() == 1
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
+    hides = "HIP_VISIBLE_DEVICES=-1 CUDA_VISIBLE_DEVICES=1,2,0"
+    assert gpus.find_unsupported_gpus() == f"AMD GPUs (/dev/kfd), which PyTorch does not see ({hides})"
 
 
 def test_facts_of_the_visible_gpus_are_in_their_order(nvml, root, monkeypatch):

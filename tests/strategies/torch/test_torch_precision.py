@@ -92,7 +92,7 @@ def test_float16_scales_and_skips(strategy, source, name):
 
 @pytest.mark.gpu
 def test_tf32_needs_a_recent_gpu_and_only_the_default_leaves_its_switches(strategy, monkeypatch):
-    with pytest.raises(Unsupported, match=r"train\.precision=tf32 is a mode of GPUs"):
+    with pytest.raises(Unsupported, match=r"train\.precision=tf32 is a mode of NVIDIA's GPUs"):
         strategy("bare_torch", train__precision="tf32")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")

@@ -33,8 +33,8 @@ MAX_ANSWER_S, MAX_TORCH_ANSWER_S = 10.0, 120.0
 TORCH_SCRIPT = """
 import torch, warnings
 warnings.simplefilter("ignore")
-cuda = torch.cuda
-print("ANSWER", torch.__version__, torch.version.cuda or "none", int(cuda.is_available()), *cuda.get_arch_list())
+cuda, build = torch.cuda, torch.version.cuda or torch.version.hip or "none"
+print("ANSWER", torch.__version__, build, int(cuda.is_available()), *cuda.get_arch_list())
 """
 
 
@@ -90,8 +90,10 @@ def list_rows(host: Machine) -> Iterator[machine_text.FactRow]:
 
 def list_machine_rows(host: Machine) -> list[machine_text.FactRow]:
     """List the machine's facts, and the command that compares the connections of its GPUs."""
-    others = machine.find_unsupported_gpus()
-    rows = [("GPUs", f"{others}: runs take the CPU")] if others is not None and not host.gpus else []
+    others, amd = machine.find_unsupported_gpus(), machine.count_amd_gpus()
+    rows = [("GPUs", f"{others}; runs take the CPU")] if others is not None and not host.gpus else []
+    if amd:
+        rows.append(("GPUs", f"{amd} of AMD, which PyTorch's build for ROCm calls cuda; NVML has no figures of them"))
     if (hidden := machine.find_hidden_gpus()) is not None:
         rows.append(("GPUs", f"{hidden}: runs {'take the CPU' if machine.has_chosen_no_gpu() else 'are refused'}"))
     return [
