@@ -84,29 +84,29 @@ class _Output:
             return None
 
 
-class _CellLine:
-    """A line below a cell of a notebook that is replaced by the next; rich's own needs ipywidgets."""
+@contextlib.contextmanager
+def _show_cell_line(text: str) -> Iterator[Callable[[str], None]]:
+    """Show a line below a cell of a notebook, which the yielded function replaces; rich's own needs ipywidgets."""
+    from html import escape
 
-    def __init__(self, text: str) -> None:
-        from IPython.display import display
+    from IPython.display import display
 
-        self._updated_s = time.monotonic()
-        self._handle = display(self._show(text), display_id=True, raw=True)
-
-    def update(self, text: str) -> None:
-        if time.monotonic() - self._updated_s >= CELL_INTERVAL_S:
-            self._updated_s = time.monotonic()
-            self._handle.update(self._show(text), raw=True)
-
-    def clear(self) -> None:
-        self._handle.update(self._show(""), raw=True)
-
-    @staticmethod
-    def _show(text: str) -> dict[str, str]:
-        from html import escape
-
+    def render(text: str) -> dict[str, str]:
         text = clean_text(text)
         return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>" if text else ""}
+
+    handle, updated_s = display(render(text), display_id=True, raw=True), time.monotonic()
+
+    def update(text: str) -> None:
+        nonlocal updated_s
+        if time.monotonic() - updated_s >= CELL_INTERVAL_S:
+            updated_s = time.monotonic()
+            handle.update(render(text), raw=True)
+
+    try:
+        yield update
+    finally:
+        handle.update(render(""), raw=True)
 
 
 class Console:
@@ -117,7 +117,7 @@ class Console:
         `are_runs`: false for a command that shows what is there."""
         self.shows_tables, self._are_runs, self._is_notebook = shows_tables, are_runs, False
         self._rich: Any = None
-        self._queue_status: Any = None  # the progress line of jobs, while there is one
+        self._status: Any = None  # rich's line that changes, while there is one
 
     @property
     def rich(self) -> Any:
@@ -146,23 +146,42 @@ class Console:
         return bool(self.rich.is_terminal or self._is_notebook)
 
     @contextlib.contextmanager
-    def _show_status(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show a line that the yielded function replaces; only where `is_live`."""
-        if self.rich.is_terminal:
-            with self.rich.status(escape_markup(text), refresh_per_second=REFRESHES_PER_S) as status:
-                yield lambda text: status.update(escape_markup(text))
+    def show_line(
+        self, text: str, plain: str = "", once: bool = True, is_debugged: bool = False
+    ) -> Iterator[Callable[[str, str], None]]:
+        """Show a line while the block lasts, which the yielded function replaces by its first text.
+
+        Where no line can be replaced, and while rank 0 is debugged there, `plain` is printed, and of the second texts
+        of the function the first one, or all (not `once`) that differ from the one before."""
+        if self.is_live and not is_debugged:
+            show = self._show_status if self.rich.is_terminal else _show_cell_line
+            with show(text) as update:
+                yield lambda text, _: update(text)
             return
-        line = _CellLine(text)
-        try:
-            yield line.update
-        finally:
-            line.clear()
+        if plain:
+            self.print_line(plain)
+        last = ""
+
+        def print_change(_: str, text: str) -> None:
+            nonlocal last
+            if text not in ("", last) and not (once and last):
+                last = text
+                self.print_line(text)
+
+        yield print_change
 
     @contextlib.contextmanager
-    def show_activity(self, text: str) -> Iterator[None]:
+    def _show_status(self, text: str) -> Iterator[Callable[[str], None]]:
+        with self.rich.status(escape_markup(text), refresh_per_second=REFRESHES_PER_S) as status:
+            self._status = status
+            try:
+                yield lambda text: status.update(escape_markup(text))
+            finally:
+                self._status = None
+
+    def show_activity(self, text: str) -> contextlib.AbstractContextManager[object]:
         """Show a line while something is done that may take a while."""
-        with self._show_status(text) if self.is_live else contextlib.nullcontext():
-            yield
+        return self.show_line(text)
 
     @contextlib.contextmanager
     def show_progress(
@@ -172,21 +191,15 @@ class Console:
         line cannot be replaced, it says once that steps are slow.
 
         `time_left` formats how long the run's sweep will take from now on."""
-        head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
-        if not spec.config.debug and self.is_live:
-            with self._show_status(head) as update:
-                yield lambda ranks: update(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}")
-            return
-        self.print_line(f"{head} ...{_parenthesize(time_left())}")
-        slow: list[str] = []
+        head, is_debugged = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}", spec.config.debug
+        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}", is_debugged=is_debugged) as update:
 
-        def print_slow_steps(ranks: list[RankProgress]) -> None:
-            parts = [] if slow or spec.config.debug else _describe_pace(ranks, spec)
-            if len(parts) > 1:
-                slow.extend(parts)
-                self.print_line(f"{head}: {', '.join(parts)}")
+            def look(ranks: list[RankProgress]) -> None:
+                pace = [] if is_debugged else _describe_pace(ranks, spec)
+                plain = f"{head}: {', '.join(pace)}" if len(pace) > 1 else ""
+                update(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}", plain)
 
-        yield print_slow_steps
+            yield look
 
     @contextlib.contextmanager
     def show_cohort(
@@ -195,29 +208,25 @@ class Console:
         """Show the progress line of `runs` runs that take turns; the yielded function updates it. Where a line cannot
         be replaced, a second one follows the last round."""
         head = f"[{number}-{number + runs - 1}/{planned}] {runs} runs in turns"
-        if self.is_live:
-            with self._show_status(head) as update:
-                yield lambda progress: update(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}")
-            return
-        self.print_line(f"{head} ...{_parenthesize(time_left())}")
-        is_over = False
+        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}") as update:
 
-        def print_figures(progress: CohortProgress) -> None:
-            nonlocal is_over
-            if progress.round and progress.seconds_left is None and not is_over:
-                is_over = True
-                self.print_line(f"{head}: {progress.round} rounds{describe_leader(progress)}")
+            def look(progress: CohortProgress) -> None:
+                is_over = progress.round and progress.seconds_left is None
+                plain = f"{head}: {progress.round} rounds{describe_leader(progress)}" if is_over else ""
+                update(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}", plain)
 
-        yield print_figures
+            yield look
 
-    @contextlib.contextmanager
-    def show_pause(self, seconds: float) -> Iterator[None]:
+    def show_pause(self, seconds: float) -> contextlib.AbstractContextManager[object]:
         """Show the progress line of a pause between two runs."""
         line = f"cooling down for {seconds:g} s"
-        if not self.is_live:
-            self.print_line(f"{line} ...")
-        with self.show_activity(line):
-            yield
+        return self.show_line(line, f"{line} ...")
+
+    @contextlib.contextmanager
+    def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
+        """Show the progress line of runs that a scheduler does; the yielded function updates it on every change."""
+        with self.show_line("submitting", once=False) as update:
+            yield lambda queue: update(describe_queue(queue), describe_queue_counts(queue))
 
     def print_outcome(
         self,
@@ -353,42 +362,20 @@ class Console:
             harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
             self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/guides/cluster.md)")
 
-    @contextlib.contextmanager
-    def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
-        """Show the progress line of runs that a scheduler does; the yielded function updates it on every change."""
-        if not self.rich.is_terminal:
-            last_line = ""
-
-            def print_change(queue: QueueState) -> None:
-                nonlocal last_line
-                line = describe_queue_counts(queue)
-                if line != last_line:
-                    last_line = line
-                    self.print_line(line)
-
-            yield print_change
-            return
-        with self.rich.status("submitting") as status:
-            self._queue_status = status
-            try:
-                yield lambda queue: status.update(escape_markup(describe_queue(queue)))
-            finally:
-                self._queue_status = None
-
     def confirm_cancel(self, jobs: int, ask: bool) -> bool:
         """Ask the user whether to cancel the jobs. The answer is yes without a terminal, and for Ctrl-C."""
         if not jobs or not ask or not (sys.stdin.isatty() and self.rich.is_terminal):
             return True
         question = f"cancel {'the job' if jobs == 1 else f'all {jobs} jobs'}? Otherwise they keep running [Y/n] "
-        if self._queue_status is not None:
-            self._queue_status.stop()  # it would write over the question
+        if self._status is not None:
+            self._status.stop()  # it would write over the question
         try:
             return _read_answer(question).strip().lower() not in ("n", "no")
         except KeyboardInterrupt:
             return True
         finally:
-            if self._queue_status is not None:
-                self._queue_status.start()
+            if self._status is not None:
+                self._status.start()
 
 
 def _read_answer(question: str) -> str:

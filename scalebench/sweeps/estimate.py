@@ -102,21 +102,14 @@ def estimate_left_s(spec: RunSpec, ranks: Sequence[RankProgress], now_s: float) 
 
 
 def _training_s(spec: RunSpec, step_s: float) -> float:
-    """Return the seconds of a training to its stop, with evaluations; infinite where they are unknown."""
-    stop, (unit, length) = spec.config.train.stop, _training_length(spec)
-    seconds = math.inf if stop.seconds is None else stop.seconds
-    return min(seconds, length / spec.global_batch * step_s) if unit == "samples" and step_s > 0 else seconds
-
-
-def _training_length(spec: RunSpec) -> tuple[str, float]:
-    """Return the unit by which the training is limited, and its limit in that unit; a target may be met any time."""
-    stop, dataset = spec.config.train.stop, spec.config.dataset
-    if not has_stop(stop):
-        return "throughput", 1.0
-    counts = [] if stop.steps is None else [float(stop.steps * spec.global_batch)]
+    """Return the seconds of a training to its stop, with evaluations; infinite where they are unknown. A target may be
+    met at any time before."""
+    stop, batch = spec.config.train.stop, spec.global_batch
+    steps = [] if stop.steps is None else [float(stop.steps)]
     if stop.epochs is not None:
-        counts.append(stop.epochs * datasets.count_train_samples(dataset))
-    return ("samples", min(counts)) if counts else ("seconds", stop.seconds or 1.0)
+        steps.append(stop.epochs * datasets.count_train_samples(spec.config.dataset) / batch)
+    seconds = math.inf if stop.seconds is None else stop.seconds
+    return min(seconds, *(count * step_s for count in steps)) if step_s > 0 and steps else seconds
 
 
 class TimeEstimate:
@@ -145,16 +138,16 @@ class TimeEstimate:
     def expected_s(self, spec: RunSpec) -> float:
         """Return the expected seconds of a run with the pause before it; 0 for one that cannot happen here.
 
-        This is the mean over finished runs with the same strategy and model (with the same device count if there are
-        any), trainings to a stop in proportion to their length; else the middle of the range, and where that has no
-        upper limit, the most that a measurement takes."""
+        This is the mean over finished runs with the same strategy, model and end of the training, with the same device
+        count if there are any; else the middle of the range, and where that has no upper limit, the most that a
+        measurement takes."""
         if not spec.can_start:
             return 0.0
         similar = self._find_similar(spec)
         similar = [other for other in similar if other[0].gpus == spec.gpus] or similar
         least_s, most_s = self.range_s(spec)
         if similar:
-            expected_s = statistics.fmean(_scale_to_length(spec, *other) for other in similar)
+            expected_s = statistics.fmean(took_s for _, took_s in similar)
         elif math.isinf(most_s):
             expected_s = least_s + spec.repeat_settings.warmup_max_s + spec.repeat_settings.max_s
         else:
@@ -167,21 +160,12 @@ class TimeEstimate:
         return not spec.can_start or math.isfinite(self.range_s(spec)[1]) or bool(self._find_similar(spec))
 
     def _find_similar(self, spec: RunSpec) -> list[tuple[RunSpec, float]]:
-        def key(each: RunSpec) -> tuple[str, str, str, bool]:
+        def key(each: RunSpec) -> tuple[object, ...]:
             config = each.config
-            return config.strategy.name, config.model.name, _training_length(each)[0], each.repeat_settings.probes
+            end = (config.train.stop, config.dataset.size) if has_stop(config.train.stop) else None
+            return config.strategy.name, config.model.name, end, each.repeat_settings.probes
 
         return [other for other in self._took_s if key(other[0]) == key(spec)]
-
-
-def _scale_to_length(spec: RunSpec, other: RunSpec, took_s: float) -> float:
-    """Return the duration of `other`, scaled to the length of the training of `spec`."""
-    scale = _training_length(spec)[1] / _training_length(other)[1]
-    if scale == 1.0:
-        return took_s
-    start_s = SETUP_S.get(other.config.strategy.framework, 4.0)
-    overhead_s = min(start_s + estimate_phases(other, 0.0)["probes"][1], took_s)
-    return overhead_s + (took_s - overhead_s) * scale
 
 
 def format_about(seconds: float) -> str:

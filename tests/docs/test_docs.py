@@ -166,9 +166,9 @@ import time
 from scalebench.sweeps.console import Console
 
 console = Console()
-with console._show_status("one [bold]<b>") as update:
+with console.show_line("one [bold]<b>") as update:
     time.sleep(0.6)
-    update("two")
+    update("two", "")
     time.sleep(0.6)
 console.print_line("✓ done")
 """

@@ -253,13 +253,13 @@ def test_the_question_is_not_overwritten(monkeypatch, capsys):
         console = Console()
         console.rich._force_terminal = True
         with console.show_queue():
-            line = console._queue_status._live
+            line = console._status._live
             keys.write(b"n\n")
             seen, real = [], select.select
             see = lambda *words: (seen.append(line.is_started), real(*words))[1]  # noqa: E731
             monkeypatch.setattr(console_module, "select", SimpleNamespace(select=see))
             assert not console.confirm_cancel(2, ask=True) and seen == [False] and line.is_started
-        assert not line.is_started and console._queue_status is None
+        assert not line.is_started and console._status is None
     assert "cancel all 2 jobs? Otherwise they keep running [Y/n] " in capsys.readouterr().out
 
 
