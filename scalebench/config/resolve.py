@@ -13,20 +13,11 @@ from scalebench.cluster.jobset import check_kubernetes_options
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
 from scalebench.config.script import has_script, settle_script
+from scalebench.core import spec as specs
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.machine import machine, private_network
-from scalebench.core.spec import (
-    ALL_DEVICES,
-    CHIEF,
-    Config,
-    HardwareSpec,
-    ModelSpec,
-    RunSpec,
-    StrategySpec,
-    check_fields,
-)
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
 from scalebench.strategies.script.arguments import uses_batch
@@ -41,7 +32,7 @@ DEFAULT_CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML s
 class Draft:
     """A run that is being resolved. Each step takes a draft and returns the next one, with more decided."""
 
-    config: Config
+    config: specs.Config
     plugin_error: PluginError | None = None  # the error of a plugin that the run needs
     gpus: int = 0
     batch_per_device: int = 0
@@ -49,7 +40,7 @@ class Draft:
     placement: Placement | None = None
 
 
-def resolve(config: Config) -> RunSpec:
+def resolve(config: specs.Config) -> specs.RunSpec:
     """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
     config = replace(config, gpus=_read_device_count(config.gpus))
     check_config(config)
@@ -80,7 +71,7 @@ def resolve(config: Config) -> RunSpec:
         and (requested_loss, config.model.loss) == (user_code.AUTO, "mse"),
         "open_port": unsupported is None and private_network.opens_ports(config),
     }
-    spec = RunSpec(
+    spec = specs.RunSpec(
         config=config,
         device=config.hardware.devices,
         gpus=draft.gpus,
@@ -100,20 +91,20 @@ def resolve(config: Config) -> RunSpec:
     return spec if refusal is None else replace(spec, unsupported=refusal)
 
 
-def set_exactness(strategy: StrategySpec) -> StrategySpec:
+def set_exactness(strategy: specs.StrategySpec) -> specs.StrategySpec:
     """Return the strategy with exact steps where its options have the values of `exact_with`."""
     options, exact = strategy.options, strategy.exact_with
     if strategy.approximate is None or not exact or any(options.get(key) != value for key, value in exact.items()):
         return strategy
-    return replace(strategy, approximate=None, tolerance=StrategySpec.tolerance)
+    return replace(strategy, approximate=None, tolerance=specs.StrategySpec.tolerance)
 
 
-def check_config(config: Config) -> None:
+def check_config(config: specs.Config) -> None:
     """Raise InputError for names and values that make no sense on any machine."""
     registry.find_strategy(config.strategy.name)
     check_options(config.strategy.name, config.strategy.options, strategy_option_defaults(config.strategy.name))
     check_values(config.strategy)
-    check_fields(config)
+    specs.check_fields(config)
     validate.check_environment(config.hardware)
     resources.check_slurm_options(config.hardware.slurm)
     check_kubernetes_options(config.hardware.kubernetes)
@@ -153,7 +144,7 @@ def size_model(draft: Draft) -> Draft:
     return replace(draft, config=config)
 
 
-def _fill_global_batch(config: Config) -> Config:
+def _fill_global_batch(config: specs.Config) -> specs.Config:
     """Return the config whose global batch holds train.global_tokens tokens, without that key."""
     from scalebench.workloads import datasets
 
@@ -173,7 +164,7 @@ def _fill_global_batch(config: Config) -> Config:
     return replace(config, train=replace(train, global_tokens=None, global_batch=tokens // length))
 
 
-def _resolve_model(config: Config) -> ModelSpec:
+def _resolve_model(config: specs.Config) -> specs.ModelSpec:
     """Return the model with its shapes and number of parameters. Those of a user's model are known to its framework
     only."""
     model, size = config.model, config.dataset.image_size
@@ -208,20 +199,22 @@ def count_devices(draft: Draft) -> Draft:
 
 def _read_device_count(gpus: Any) -> int | None:
     """Return the number of devices that the key gpus names, None for all. Raise InputError for any other value."""
-    if gpus is None or gpus == ALL_DEVICES:
+    if gpus is None or gpus == specs.ALL_DEVICES:
         return None
     if type(gpus) is not int:
         which = f"; hardware.device_ids={gpus} chooses devices" if isinstance(gpus, list) else ""
-        raise InputError(f"gpus={gpus} should be a number of devices, several as in gpus=1,2, or {ALL_DEVICES}{which}")
+        raise InputError(
+            f"gpus={gpus} should be a number of devices, several as in gpus=1,2, or {specs.ALL_DEVICES}{which}"
+        )
     return gpus
 
 
-def count_all_devices(hardware: HardwareSpec) -> int:
+def count_all_devices(hardware: specs.HardwareSpec) -> int:
     """Return the number of devices of one node of the hardware, whose open fields `detect_hardware` has filled in."""
     return len(hardware.device_ids) or hardware.gpus_per_node or DEFAULT_CPU_WORKERS
 
 
-def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
+def detect_hardware(hardware: specs.HardwareSpec) -> specs.HardwareSpec:
     """Fill in the devices and cores of a node that the YAML leaves open."""
     devices, cpus = hardware.devices, hardware.cpus_per_node
     per_node = hardware.gpus_per_node
@@ -258,7 +251,7 @@ def set_batches(draft: Draft) -> Draft:
     return replace(draft, config=config, batch_per_device=batch_per_device, global_batch=global_batch)
 
 
-def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
+def _compute_batches(config: specs.Config, gpus: int, has_samples: bool) -> tuple[int, int]:
     """Return (batch_per_device, global_batch) in samples. Raise InputError where they leave a device without any.
 
     `has_samples` is false where the number of samples is unknown, since a plugin is broken or a loader gives them.
@@ -300,7 +293,7 @@ def place_processes(draft: Draft) -> Draft:
         config = replace(config, hardware=replace(config.hardware, bind="none"))
     placement = compute_placement(config, gpus)
     if draft.plugin_error is None and not has_script(config):
-        replicas = sum(place.role in ("", CHIEF) for place in placement.places)
+        replicas = sum(place.role in ("", specs.CHIEF) for place in placement.places)
         validate.check_samples(config, gpus, draft.global_batch, replicas)
     # The record keeps only the layout, devices and variables that this run uses, so that equal runs are one run.
     max_devices = max(len(place.devices) for place in placement.places)

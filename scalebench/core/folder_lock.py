@@ -15,17 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
+from scalebench.core import run_folder
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import format_json, read_record
 from scalebench.core.process import is_process_alive
-from scalebench.core.run_folder import (
-    LOCK_FILE,
-    RESULT_FILE,
-    has_successful_run,
-    read_run_key,
-    refuse_foreign_folder,
-    remove_run,
-)
 from scalebench.core.spec import RunSpec, write_spec
 
 MAX_WAIT_S = 0.2  # a holder that is just releasing the lock is no other program
@@ -56,7 +49,7 @@ class FolderLock:
         import psutil
         from filelock import FileLock, Timeout  # needed by programs that run something
 
-        self.path = folder / LOCK_FILE
+        self.path = folder / run_folder.LOCK_FILE
         self._lock = FileLock(self.path, timeout=MAX_WAIT_S, thread_local=False)
         try:
             self._lock.acquire()
@@ -100,7 +93,7 @@ class FolderLock:
 def read_holder(folder: Path) -> LockHolder | None:
     """Return the holder that the lock's file names; None where the file is missing, empty or cut short."""
     try:
-        return read_record(folder / LOCK_FILE, LockHolder)
+        return read_record(folder / run_folder.LOCK_FILE, LockHolder)
     except (ValueError, FileNotFoundError):
         return None
 
@@ -112,7 +105,7 @@ def claim_run_folder(spec: RunSpec, folder: Path) -> FolderLock:
     empty nor a run's. Hydra's files of the run come afterwards.
     """
     refuse_folder_with_result(folder)
-    refuse_foreign_folder(folder)
+    run_folder.refuse_foreign_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder)
     try:
@@ -129,28 +122,31 @@ def clear_run_folder(folder: Path, of_ended_job: bool = False) -> None:
     holds a successful one, or another program uses it; `of_ended_job` as for FolderLock."""
     if folder.exists():
         refuse_successful_run(folder)
-        refuse_foreign_folder(folder)
+        run_folder.refuse_foreign_folder(folder)
         with FolderLock(folder, of_ended_job):
-            remove_run(folder)
+            run_folder.remove_run(folder)
         with contextlib.suppress(OSError):  # something else is in it
             folder.rmdir()
 
 
 def refuse_folder_with_result(folder: Path) -> None:
     """Raise InputError when the folder already holds a result: no figure is ever overwritten."""
-    if (folder / RESULT_FILE).exists():
+    if (folder / run_folder.RESULT_FILE).exists():
         raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
 
 
 def refuse_successful_run(folder: Path) -> None:
     """Raise InputError when the folder holds a successful run: a resumed sweep replaces the others only."""
-    if has_successful_run(folder):
+    if run_folder.has_successful_run(folder):
         raise InputError(f"{folder} holds another successful run; choose another folder")
 
 
 def is_done_before(spec: RunSpec, folder: Path) -> bool:
     """Return whether `folder` holds this run, and it was successful. Raise InputError where its result is another
     run's."""
-    if (folder / RESULT_FILE).exists() and read_run_key(folder) != (spec.fingerprint, spec.config.repeat):
+    if (folder / run_folder.RESULT_FILE).exists() and run_folder.read_run_key(folder) != (
+        spec.fingerprint,
+        spec.config.repeat,
+    ):
         raise InputError(f"{folder} holds the result of another run; choose another folder")
-    return has_successful_run(folder)
+    return run_folder.has_successful_run(folder)

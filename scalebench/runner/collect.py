@@ -20,21 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from scalebench.core import result as results
 from scalebench.core.json_files import read_tail
-from scalebench.core.result import (
-    SCHEMA_VERSION,
-    CurvePoint,
-    MaxBatch,
-    Phases,
-    Quality,
-    RankRecord,
-    Result,
-    Scale,
-    SchedulerRecord,
-    Sync,
-    Workload,
-    first_point_at_target,
-)
 from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_log_name, rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
@@ -85,18 +72,18 @@ class RunId:
 class ResultParts:
     """All parts of the record of a run that follow neither from its spec nor from its outcome."""
 
-    ranks: list[RankRecord | None] = field(default_factory=list)
+    ranks: list[results.RankRecord | None] = field(default_factory=list)
     machines: MachinesPart = field(default_factory=MachinesPart)
     monitor: MonitorPart = field(default_factory=MonitorPart)
-    scheduler: SchedulerRecord | None = None
+    scheduler: results.SchedulerRecord | None = None
     transports: dict[str, str] | None = None  # of NCCL, by pair of ranks
     merged_traces: Sequence[int] = ()  # ranks whose traces are in trace.json.gz
-    max_batch: MaxBatch | None = None
+    max_batch: results.MaxBatch | None = None
     disturbed_rounds: list[int] = field(default_factory=list)
     log: str | None = None  # a file with details, relative to the run's folder
 
 
-def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: ResultParts) -> Result:
+def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: ResultParts) -> results.Result:
     """Put the record of a run together."""
     ranks = [rank for rank in parts.ranks if rank is not None]
     first = ranks[0] if ranks else None
@@ -114,11 +101,11 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
     rounds = set(first.block_rounds) if first is not None else set()
     is_busy = rounds and rounds <= set(parts.disturbed_rounds) and "busy_machine" not in flags
     flags += ["busy_machine"] if is_busy else []
-    sync = Sync(transports=parts.transports)
+    sync = results.Sync(transports=parts.transports)
     if first is not None:
         sync.message_bytes, sync.timeline = first.message_bytes, first.timeline
-    return Result(
-        schema_version=SCHEMA_VERSION,
+    return results.Result(
+        schema_version=results.SCHEMA_VERSION,
         run_id=run.id,
         started_at=run.started_at,
         status=outcome.status,
@@ -143,7 +130,9 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
     )
 
 
-def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOutcome | None) -> Result:
+def with_job_outcome(
+    result: results.Result, scheduler: results.SchedulerRecord, outcome: RunOutcome | None
+) -> results.Result:
     """Return a job's record with the scheduler's facts, and with `outcome` where that explains its end better."""
     result = dataclasses.replace(result, scheduler=scheduler)
     if outcome is None:
@@ -152,14 +141,14 @@ def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOut
     return dataclasses.replace(result, status=outcome.status, reason=outcome.reason, flags=flags)
 
 
-def read_ranks(folder: Path, processes: int, run_id: str | None = None) -> list[RankRecord | None]:
+def read_ranks(folder: Path, processes: int, run_id: str | None = None) -> list[results.RankRecord | None]:
     """Return each rank's record in this run (None: in any run there); None where it left none, or an incomplete one."""
-    return [read_rank_file(rank_record_path(folder, rank), RankRecord, run_id) for rank in range(processes)]
+    return [read_rank_file(rank_record_path(folder, rank), results.RankRecord, run_id) for rank in range(processes)]
 
 
 def classify_exit(
     ended: GroupExit,
-    ranks: list[RankRecord | None],
+    ranks: list[results.RankRecord | None],
     oom_kill: bool,
     folder: Path | None = None,
     independent: bool = False,
@@ -180,10 +169,10 @@ def classify_exit(
     return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
 
 
-def _find_unequal_steps(ranks: Sequence[RankRecord]) -> RunOutcome | None:
+def _find_unequal_steps(ranks: Sequence[results.RankRecord]) -> RunOutcome | None:
     """Return the failure of ranks that have not trained the same number of steps; None where all have."""
 
-    def count_steps(rank: RankRecord) -> int:
+    def count_steps(rank: results.RankRecord) -> int:
         if rank.curve:  # whose points cut blocks short
             return rank.curve[-1].step
         series = ((rank.warmup_block_s, rank.warmup_block_steps), (rank.block_s, rank.block_steps))
@@ -198,7 +187,7 @@ def _find_unequal_steps(ranks: Sequence[RankRecord]) -> RunOutcome | None:
 
 
 def _classify_ranks(
-    ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool, folder: Path | None
+    ended: GroupExit, ranks: list[results.RankRecord | None], oom_kill: bool, folder: Path | None
 ) -> RunOutcome:
     if _are_measured(ranks, ended.services):
         return _outcome_of_measured(ended, ranks, oom_kill, folder)
@@ -224,7 +213,7 @@ def _classify_ranks(
 
 
 def classify_outside_end(
-    status: str, reason: str | None, ranks: Sequence[RankRecord | None], services: Container[int]
+    status: str, reason: str | None, ranks: Sequence[results.RankRecord | None], services: Container[int]
 ) -> RunOutcome:
     """Return the outcome of a run that its launcher or a batch system ended. One whose figures were on disk is ok and
     lacks probes, unless somebody cancelled it, which is `cancelled` as after Ctrl-C."""
@@ -234,13 +223,13 @@ def classify_outside_end(
     return RunOutcome("ok", rank=first, probe_failure=reason or status)
 
 
-def _are_measured(ranks: Sequence[RankRecord | None], services: Container[int]) -> bool:
+def _are_measured(ranks: Sequence[results.RankRecord | None], services: Container[int]) -> bool:
     """Return whether all ranks that measure have their figures on disk."""
     measuring = [record for rank, record in enumerate(ranks) if rank not in services]
     return bool(measuring) and all(record is not None and record.status == "ok" for record in measuring)
 
 
-def _mark_probe_failure(ranks: Sequence[RankRecord], outcome: RunOutcome) -> list[str]:
+def _mark_probe_failure(ranks: Sequence[results.RankRecord], outcome: RunOutcome) -> list[str]:
     """Write into the record of its rank why the probes did not come to their end; return the flags for that."""
     for rank in ranks:
         if rank.rank == outcome.rank and outcome.probe_failure is not None:
@@ -249,7 +238,7 @@ def _mark_probe_failure(ranks: Sequence[RankRecord], outcome: RunOutcome) -> lis
 
 
 def _outcome_of_measured(
-    ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool, folder: Path | None
+    ended: GroupExit, ranks: list[results.RankRecord | None], oom_kill: bool, folder: Path | None
 ) -> RunOutcome:
     """Return the outcome of a run whose ranks all have their figures on disk: it is ok, however the probes ended."""
     bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 and rank not in ended.services]
@@ -265,7 +254,7 @@ def _outcome_of_measured(
 
 
 def outcome_of_first_failure(
-    failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()
+    failed: Sequence[results.RankRecord], processes: int, died_first: Sequence[int] = ()
 ) -> RunOutcome:
     """Return the outcome of the rank that failed first, by their records; where their clocks are not comparable, of one
     of those that the launcher saw end first."""
@@ -304,7 +293,7 @@ def _find_cause(killed_by: signal.Signals, folder: Path | None, rank: int) -> st
     return "".join(f"; {each}" for each in (last and f"the last error in its log: {last}", small) if each)
 
 
-def _rank_flags(spec: RunSpec, ranks: Sequence[RankRecord]) -> list[str]:
+def _rank_flags(spec: RunSpec, ranks: Sequence[results.RankRecord]) -> list[str]:
     """Flag a run that lacks figures beside its throughput because a probe failed, one whose memory was so full that it
     was slower for it, one whose processes shared a GPU, and one of whose module something was left out or changed."""
     gpus = [(rank.hostname, gpu) for rank in ranks for gpu in rank.gpus if gpu is not None]
@@ -320,11 +309,11 @@ def _rank_flags(spec: RunSpec, ranks: Sequence[RankRecord]) -> list[str]:
     return [*(name for name, is_set in flags.items() if is_set), *remarks]
 
 
-def _workload(spec: RunSpec, ranks: Sequence[RankRecord]) -> Workload:
+def _workload(spec: RunSpec, ranks: Sequence[results.RankRecord]) -> results.Workload:
     config, first = spec.config, ranks[0] if ranks else None
     params = first.params if first else None
     settings = first.settings_used if first else {}
-    return Workload(
+    return results.Workload(
         model=config.model.name,
         model_params=params,
         gradient_bytes=None if params is None else params * FP32_BYTES,
@@ -346,7 +335,7 @@ def _workload(spec: RunSpec, ranks: Sequence[RankRecord]) -> Workload:
     )
 
 
-def _count_tokens_of_program(spec: RunSpec, ranks: Sequence[RankRecord]) -> float | None:
+def _count_tokens_of_program(spec: RunSpec, ranks: Sequence[results.RankRecord]) -> float | None:
     """Return the mean tokens of a sample of a user's program, whose sequences may differ in length."""
     scripts = [rank.script for rank in ranks if rank.script is not None and rank.script.tokens and rank.script.steps]
     samples = spec.declared_samples or count_samples_per_step(ranks)
@@ -372,7 +361,7 @@ def count_training_flops(spec: RunSpec) -> float | None:
     return networks.build_network(model).training_flops
 
 
-def count_samples_per_step(ranks: Sequence[RankRecord]) -> int | None:
+def count_samples_per_step(ranks: Sequence[results.RankRecord]) -> int | None:
     """Return the samples of a step of all ranks, the median over blocks: an epoch's last step has fewer, and libraries
     that draw ahead count a batch one step too soon. None: nothing was counted."""
     steps = next((rank.block_steps for rank in ranks if rank.block_steps), None)
@@ -380,7 +369,7 @@ def count_samples_per_step(ranks: Sequence[RankRecord]) -> int | None:
     return round(statistics.median(blocks) / steps) or None if steps and blocks else None
 
 
-def _scale(spec: RunSpec, ranks: Sequence[RankRecord]) -> Scale:
+def _scale(spec: RunSpec, ranks: Sequence[results.RankRecord]) -> results.Scale:
     first = ranks[0] if ranks else None
     strategy, framework = spec.config.strategy, spec.config.strategy.framework
     batch_per_device: int | None = spec.batch_per_device
@@ -389,7 +378,7 @@ def _scale(spec: RunSpec, ranks: Sequence[RankRecord]) -> Scale:
         framework = "torch" if first is not None and "torch" in first.versions else framework
         global_batch = spec.declared_samples or count_samples_per_step(ranks)
         batch_per_device = None if global_batch is None else round(global_batch / spec.gpus)
-    return Scale(
+    return results.Scale(
         strategy=strategy.name,
         framework=framework,
         framework_version=first.versions.get(framework) if first else None,
@@ -410,8 +399,8 @@ def _scale(spec: RunSpec, ranks: Sequence[RankRecord]) -> Scale:
     )
 
 
-def _phases(spec: RunSpec, first: RankRecord | None, outcome: RunOutcome) -> Phases:
-    phases = Phases(wall_s=outcome.wall_s)
+def _phases(spec: RunSpec, first: results.RankRecord | None, outcome: RunOutcome) -> results.Phases:
+    phases = results.Phases(wall_s=outcome.wall_s)
     if first is None:
         return phases
     marks = [(name, first.marks_s[name]) for name in PHASE_MARKS if name in first.marks_s]
@@ -433,10 +422,10 @@ def _possible_s(seconds: float, outcome: RunOutcome) -> float | None:
     return None if seconds < -MAX_CLOCK_DIFFERENCE_S or too_long else max(0.0, seconds)
 
 
-def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None) -> Quality:
+def _quality(spec: RunSpec, ranks: list[results.RankRecord], max_batch: results.MaxBatch | None) -> results.Quality:
     """Return the loss of the last steps over all ranks, and the validation metrics, which are equal on every rank."""
     planned_rate = spec.learning_rate if spec.global_batch else None  # 0: of a user's program, which has its own
-    quality = Quality(max_batch=max_batch, learning_rate=ranks[0].learning_rate if ranks else planned_rate)
+    quality = results.Quality(max_batch=max_batch, learning_rate=ranks[0].learning_rate if ranks else planned_rate)
     if samples := sum(rank.last_loss_samples for rank in ranks):
         quality.final_loss = sum(rank.last_loss_sum for rank in ranks) / samples
     if ranks and ranks[0].curve:
@@ -444,7 +433,7 @@ def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None)
         quality.curve = merge_curves([rank.curve for rank in ranks])
         quality.stopped_by = ranks[0].stopped_by
         quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
-        point = None if target is None else first_point_at_target(quality.curve, metric, target)
+        point = None if target is None else results.first_point_at_target(quality.curve, metric, target)
         quality.time_to_target_s = None if point is None else point.train_s
     if ranks and ranks[0].metrics:
         quality.metrics = dict(ranks[0].metrics)
@@ -453,7 +442,7 @@ def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None)
     return quality
 
 
-def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
+def merge_curves(curves: list[list[results.CurvePoint]]) -> list[results.CurvePoint]:
     """Merge the curves of all ranks: seconds of the slowest, mean loss over all samples; the rest is equal on all."""
     merged = []
     for points in zip(*curves, strict=False):

@@ -16,15 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from scalebench.cluster.commands import find_site
 from scalebench.config.compose import Loader, to_config
 from scalebench.config.resolve import resolve
-from scalebench.core import process
+from scalebench.core import folder_lock, process
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import (
-    FolderLock,
-    claim_run_folder,
-    clear_run_folder,
-    is_done_before,
-    refuse_folder_with_result,
-)
 from scalebench.core.machine import private_network
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_folder
@@ -79,8 +72,8 @@ class SweepSession:
         self.sweep: RunningSweep | None = None  # from begin_sweep to end_sweep
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
         self._refused_status = 0  # exit status of runs that left no result
-        self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
-        self._machine_lock: FolderLock | None = None  # from the first run on this machine on
+        self._lock: folder_lock.FolderLock | None = None  # on the folder of the sweep, or of a single run
+        self._machine_lock: folder_lock.FolderLock | None = None  # from the first run on this machine on
 
     def __call__(self, config: DictConfig) -> NoReturn:
         raise InputError(FOREIGN_LAUNCHER)  # only another launcher calls it
@@ -93,20 +86,20 @@ class SweepSession:
         self.console.print_open_ports([spec])
         folder = Path(str(self.config.hydra.run.dir))
         run = SweepRun(list(self.config.hydra.overrides.task), spec, folder=folder.absolute())
-        run.earlier = folder.absolute() if self._is_resumed and is_done_before(spec, folder) else None
+        run.earlier = folder.absolute() if self._is_resumed and folder_lock.is_done_before(spec, folder) else None
         if self.config.dry_run:
             is_job = run.starts and cluster_runs.is_submitted(spec)
             self.show_plan([run], [[[run]]] if is_job else [], folder, several=False)
             return
         if run.earlier is None:
             if not self._is_resumed:
-                refuse_folder_with_result(folder)
+                folder_lock.refuse_folder_with_result(folder)
             refuse_foreign_folder(folder)
             prepare_datasets([spec], self.console)
             if (folder / RESULT_FILE).exists():  # of a run that was not successful
-                clear_run_folder(folder, of_ended_job=(folder / JOB_FILE).exists())
+                folder_lock.clear_run_folder(folder, of_ended_job=(folder / JOB_FILE).exists())
             if not cluster_runs.is_submitted(spec):  # else its job locks the folder
-                self._lock = claim_run_folder(spec, folder)
+                self._lock = folder_lock.claim_run_folder(spec, folder)
         self.folder = run.folder
         self._configure_job_log(run.folder)
         self._lock_machine([run])
@@ -212,7 +205,7 @@ class SweepSession:
         for run in unit:
             run.tried_turns = True
             if self._is_resumed:
-                clear_run_folder(run.folder)  # of a run that was not successful
+                folder_lock.clear_run_folder(run.folder)  # of a run that was not successful
         self._launched = True
         place = (len(self.done) + 1, len(unit), self._count_planned())
         with self.console.show_cohort(*place, self.sweep.format_time_left) as on_progress:
@@ -267,7 +260,7 @@ class SweepSession:
             ((_, result),) = cluster_runs.follow(jobs, adopted, run.folder, self.console, self._is_resumed)
             return result
         if sweep is not None and self._is_resumed:
-            clear_run_folder(run.folder)  # of a run that was not successful
+            folder_lock.clear_run_folder(run.folder)  # of a run that was not successful
         if run.tried_turns:
             spec = replace(spec, flags=[*spec.flags, "not_in_turns"])
 
@@ -381,7 +374,7 @@ class SweepSession:
         """Begin a sweep, or the next batch of a search. Raise InputError while another program uses this folder."""
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(folder)
+            self._lock = folder_lock.FolderLock(folder)
             self._planned = 0
             self.sweep = RunningSweep(folder, self.arguments, self.config.sweep.max_minutes)
             self.sweep.record.question = self.config.sweep.question

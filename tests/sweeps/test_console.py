@@ -15,16 +15,9 @@ from scalebench.core.result import Phases, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import ProgressFile, RankProgress
 from scalebench.runner.jobs import JobRequest, QueueState
+from scalebench.sweeps import console as consoles
 from scalebench.sweeps import estimate
 from scalebench.sweeps.cohort import CohortProgress
-from scalebench.sweeps.console import (
-    IF_SLOW,
-    Console,
-    describe_cohort,
-    describe_progress,
-    describe_queue,
-    describe_queue_counts,
-)
 from scalebench.sweeps.pace import Pace
 from scalebench.sweeps.plan import SweepRun
 from tests.builders import sweeps
@@ -33,7 +26,7 @@ from tests.builders.sweeps import training_run
 
 
 def terminal_console():
-    console = Console()
+    console = consoles.Console()
     console._rich = RichConsole(file=io.StringIO(), force_terminal=True, width=150, highlight=False, color_system=None)
     return console
 
@@ -44,11 +37,11 @@ def read_output(console):
 
 def test_lines_are_neither_broken_nor_markup_and_a_pause_is_one(capsys):
     line = "[bold]" + "a b " * 100 + "[/nothing]"
-    Console().print_line(line)
-    Console().print_error("a\nb   [red]c")
+    consoles.Console().print_line(line)
+    consoles.Console().print_error("a\nb   [red]c")
     assert capsys.readouterr() == (line + "\n", "scalebench: a b [red]c\n")
     # A pause is one line.
-    with Console().show_pause(2.5):
+    with consoles.Console().show_pause(2.5):
         pass
     assert capsys.readouterr().out == "cooling down for 2.5 s ...\n"
     console = terminal_console()
@@ -59,7 +52,7 @@ def test_lines_are_neither_broken_nor_markup_and_a_pause_is_one(capsys):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_exceptions_pass_through_an_activity_line(terminal, capsys):
-    console = terminal_console() if terminal else Console()
+    console = terminal_console() if terminal else consoles.Console()
     with pytest.raises(KeyError), console.show_activity("data"):
         raise KeyError
     assert not capsys.readouterr().out
@@ -89,11 +82,11 @@ def test_progress_is_described_by_rank_0():
         ([measuring(9, 10.0, 31.0, epoch=2.24, metric="mse 0.01")], "measure, epoch 2.2, mse 0.01, 10 samples/s"),
     ):
         spec = simulated_spec(measure={"min_s": 30.0, "max_s": 30.0, "warmup_max_s": 20.0, "evaluate": False})
-        assert describe_progress(ranks, spec, now_s=14.0) == line
+        assert consoles.describe_progress(ranks, spec, now_s=14.0) == line
 
 
 def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys):
-    console, folder = Console(), Path("1")
+    console, folder = consoles.Console(), Path("1")
     folder.mkdir()
     (folder / "rank0.log").touch()
     failed = {"status": "failed", "block_s": None}
@@ -118,10 +111,10 @@ def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys):
 
 def test_a_cohort_that_starts_says_how_many_of_its_runs_are_warm():
     starting = CohortProgress(8, warm=3, label="ddp gpus=1")
-    assert describe_cohort(starting).startswith("3 of 8 are warm, ddp gpus=1: ")
+    assert consoles.describe_cohort(starting).startswith("3 of 8 are warm, ddp gpus=1: ")
     ending = CohortProgress(8, warm=8, round=12, label="ddp gpus=1")
-    assert describe_cohort(ending).startswith("ddp gpus=1: ")
-    assert describe_cohort(replace(ending, seconds_left=1.0)).startswith("round 12")
+    assert consoles.describe_cohort(ending).startswith("ddp gpus=1: ")
+    assert consoles.describe_cohort(replace(ending, seconds_left=1.0)).startswith("round 12")
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 80), ("100", 100), ("wide", 80), ("0", 80)])
@@ -129,19 +122,19 @@ def test_without_a_terminal_a_line_is_as_wide_as_columns_says(columns, width, mo
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    assert Console().rich.width == width
+    assert consoles.Console().rich.width == width
 
 
 @pytest.mark.parametrize(("variable", "is_plain"), [("", False), ("1", True)])
 def test_colours_are_for_terminals_that_want_them(variable, is_plain, monkeypatch, capsys):
     sweeps.write_results(Path("all"), [*(sweeps.run("bare_torch", 1, k) for k in range(3)),
                                        *(sweeps.run("ddp_gloo", 2, k) for k in range(3))])  # fmt: skip
-    Console().print_table([Path("all")])
+    consoles.Console().print_table([Path("all")])
     piped = capsys.readouterr().out
     assert "\x1b" not in piped
     for name, value in (("NO_COLOR", variable), ("TERM", "xterm-256color"), ("FORCE_COLOR", "1"), ("COLUMNS", "200")):
         monkeypatch.setenv(name, value)
-    Console().print_table([Path("all")])
+    consoles.Console().print_table([Path("all")])
     shown = capsys.readouterr().out
     (winner,) = [line for line in shown.splitlines() if "ddp_gloo  " in line]
     assert (winner.startswith("\x1b[1m2"), "\x1b[1;32mok" in winner) == (not is_plain,) * 2
@@ -154,32 +147,32 @@ def test_the_plan_lists_each_run_and_the_time_of_all(monkeypatch, capsys):
     small, large = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
     cannot = simulated_spec()
     cannot.unsupported = "not here"
-    Console().print_plan([SweepRun([], small, added=True), SweepRun([], large), SweepRun([], cannot)])
+    consoles.Console().print_plan([SweepRun([], small, added=True), SweepRun([], large), SweepRun([], cannot)])
     first, second, third, last = capsys.readouterr().out.splitlines()
     assert first == "[1/3] simulated gpus=1 (baseline, added): batch 10 per device, 10 global, 10 to 20 s"
     assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
     assert third == "[3/3] simulated gpus=1: unsupported: not here"
     assert last == "3 runs, about 21 to 41 s; nothing was started"
-    Console().print_plan([SweepRun([], cannot)])
+    consoles.Console().print_plan([SweepRun([], cannot)])
     assert capsys.readouterr().out.splitlines()[-1] == "1 run; nothing was started"
     slow = simulated_spec(measure={**measure, "warmup_max_s": 20.0, "evaluate": False})
     slow.config.strategy.framework = "torch"
     known = Pace(5.0, 20.0), "a step takes 20 s, 3.4 min", "min"
-    for pace, text, end in ((None, "14 to 44 s", f"14 to 44 s{IF_SLOW}"), known):
+    for pace, text, end in ((None, "14 to 44 s", f"14 to 44 s{consoles.IF_SLOW}"), known):
         monkeypatch.setattr(estimate, "find_pace", lambda spec, entries, pace=pace: pace)
-        Console().print_plan([SweepRun([], slow)])
+        consoles.Console().print_plan([SweepRun([], slow)])
         line, last = capsys.readouterr().out.splitlines()
         assert line == f"[1/1] simulated gpus=1: batch 10 per device, 10 global, {text}"
         assert last.endswith(f"{end}; nothing was started")
     monkeypatch.undo()
-    Console().print_plan([SweepRun([], simulated_spec(gpus=2, measure={"search": "max_batch"}))])
+    consoles.Console().print_plan([SweepRun([], simulated_spec(gpus=2, measure={"search": "max_batch"}))])
     line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"
     assert capsys.readouterr().out.startswith(line)
 
 
 def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys):
     """With how long the rest of a sweep will take; debugging keeps the terminal free."""
-    with Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
+    with consoles.Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
         on_look([RankProgress(0, 1, "warmup", 0.0)])
         for elapsed_s in (12.0, 24.0):
             on_look([RankProgress(0, 1, "measure", time.time(), 1, 1.0, elapsed_s, step_s=12.0)])
@@ -202,27 +195,27 @@ def test_runs_left_out_for_lack_of_time_are_listed(capsys):
     record.runs = [
         PlannedRun(number, f"run {number // 2}", f"{number}", 0, left_out=number > 3) for number in range(30)
     ]
-    Console().print_left_out(record)
+    consoles.Console().print_left_out(record)
     assert capsys.readouterr().out == (
         "sweep.max_minutes=1.5 left out 26 of 30 runs: run 2, run 3, run 4, run 5, run 6, run 7, run 8, run 9, run 10, "
         "run 11 and 3 more; the same command with resume=true and more time adds them\n"
     )
     record.runs = [PlannedRun(n, f"run {n // 3} repeat={n % 3}", f"{n // 3}", n % 3, left_out=n > 1) for n in range(6)]
-    Console().print_left_out(record)
+    consoles.Console().print_left_out(record)
     assert "left out 4 of 6 runs: run 0 repeat=2, run 1 (3 repeats); the same" in capsys.readouterr().out
     record.runs = record.runs[:2]
-    Console().print_left_out(record)
+    consoles.Console().print_left_out(record)
     assert capsys.readouterr().out == ""
 
 
 def test_the_table_of_folders(tmp_path, capsys):
     write_result(record(), tmp_path)
-    Console().print_table([tmp_path])
+    consoles.Console().print_table([tmp_path])
     out = capsys.readouterr().out
     assert "efficiency" in out and "ddp" in out
     assert out.splitlines()[-1] == f"results: {tmp_path}"
     with pytest.raises(InputError):
-        Console().print_table([tmp_path / "none"])
+        consoles.Console().print_table([tmp_path / "none"])
 
 
 def test_collectives_and_bandwidths_are_below_the_table(tmp_path, capsys):
@@ -236,7 +229,7 @@ def test_collectives_and_bandwidths_are_below_the_table(tmp_path, capsys):
         folder = tmp_path / strategy
         folder.mkdir()
         write_result(record(strategy, 2, ranks=[rank(k, [0.1] * 20, probes=probes) for k in range(2)]), folder)
-    Console().print_table([tmp_path])
+    consoles.Console().print_table([tmp_path])
     out = capsys.readouterr().out
     assert "all_reduce on 2 devices (torch, cpu)" in out
     assert "is faster" not in out and "measure.repeats=3" in out  # one start of each
@@ -245,11 +238,11 @@ def test_collectives_and_bandwidths_are_below_the_table(tmp_path, capsys):
 
 def test_a_table_of_trainings_summarizes_all_seeds(tmp_path, capsys):
     sweeps.write_results(tmp_path, [training_run(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
-    Console().print_table([tmp_path])
+    consoles.Console().print_table([tmp_path])
     lines = capsys.readouterr().out.splitlines()
     assert "ddp_gloo on 2 devices: mse 0.15 after 4.00 s of training, 2 epochs; 2 of 4 seeds reached it" in lines
     sweeps.write_results(tmp_path / "other", [training_run(), training_run("mirrored")])
-    Console().print_table([tmp_path / "other"])
+    consoles.Console().print_table([tmp_path / "other"])
     out = capsys.readouterr().out
     assert "time to" in out and " after " not in out  # one seed each: the table says it all
 
@@ -266,7 +259,7 @@ def test_queue_counts_omit_what_is_zero():
         ({"over": 2}, "2 of 2 runs over"),
         ({"pending": 1, "error": "timed out"}, "0 of 1 run over, 1 pending, no answer from SLURM: timed out"),
     ):
-        assert describe_queue_counts(queue(**parts)) == line
+        assert consoles.describe_queue_counts(queue(**parts)) == line
 
 
 def test_the_first_running_jobs_show_their_phase(tmp_path):
@@ -278,4 +271,4 @@ def test_the_first_running_jobs_show_their_phase(tmp_path):
         runs.append(JobRequest(number, simulated_spec(gpus=gpus), folder))
         if number:
             ProgressFile(folder, 0, 1).enter_phase("warmup")
-    assert describe_queue(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; simulated gpus=2: warmup"
+    assert consoles.describe_queue(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; simulated gpus=2: warmup"

@@ -11,17 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.core.stats.estimates import (
-    BATCHES,
-    CONFIDENCE,
-    Estimate,
-    FloatArray,
-    as_series,
-    batch_bounds,
-    batch_variance_inflation,
-    correlate_neighbours,
-    student_t,
-)
+from scalebench.core.stats import estimates
 
 MIN_BLOCKS = 16  # with fewer nothing is concluded
 CLIP_DEVIATIONS = 20.0  # how far from the median a smoothed block may be, in standard deviations of the later half
@@ -44,7 +34,7 @@ def find_warmup_length(block_s: npt.ArrayLike) -> int | None:
 
     Source: White 1997, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69.
     """
-    series = as_series(block_s)
+    series = estimates.as_series(block_s)
     blocks = len(series)
     if blocks < MIN_BLOCKS:
         return None
@@ -66,12 +56,12 @@ def find_warmup_length(block_s: npt.ArrayLike) -> int | None:
     return None if still_changing or length > blocks // 2 else length
 
 
-def _move_cut_back(series: FloatArray, smooth: FloatArray, cut: int) -> int:
+def _move_cut_back(series: estimates.FloatArray, smooth: estimates.FloatArray, cut: int) -> int:
     """Return the cut moved before those blocks that do not differ from the ones after it."""
     after = series[cut:]
     median, deviation = float(np.median(after)), _noise_deviation(after)
     clipped = np.clip(after, median - MAX_DEVIATIONS * deviation, median + MAX_DEVIATIONS * deviation)
-    correlation = min(max(correlate_neighbours(clipped) or 0.0, 0.0), 0.95)
+    correlation = min(max(estimates.correlate_neighbours(clipped) or 0.0, 0.0), 0.95)
     error = deviation * math.sqrt((1 + correlation) / (1 - correlation))
     before = smooth[:cut][::-1]  # from the cut backwards
     clip = CLIP_DEVIATIONS * deviation
@@ -82,7 +72,7 @@ def _move_cut_back(series: FloatArray, smooth: FloatArray, cut: int) -> int:
     return cut - int(np.argmax(differs)) if differs.any() else 0
 
 
-def estimate_drift(series: FloatArray, independent: bool = False) -> Estimate | None:
+def estimate_drift(series: estimates.FloatArray, independent: bool = False) -> estimates.Estimate | None:
     """Estimate how much the level changes from the start of the series to its end, over its mean.
 
     Return None with fewer than 16 blocks. `independent`: as if batch means did not resemble their neighbours.
@@ -94,24 +84,24 @@ def estimate_drift(series: FloatArray, independent: bool = False) -> Estimate | 
     Sources: Draper and Smith 1998, "Applied Regression Analysis", chapter 1 (interval of a slope); Law and Kelton 1991,
     "Simulation Modeling and Analysis" (batch means).
     """
-    if len(series) < BATCHES:
+    if len(series) < estimates.BATCHES:
         return None
     mean = float(np.add.reduce(series)) / len(series)
     if mean == 0:
         return None
-    starts, sizes = batch_bounds(len(series), BATCHES)
+    starts, sizes = estimates.batch_bounds(len(series), estimates.BATCHES)
     at = (starts + sizes / 2) / len(series)  # the middle of each batch
     at -= at.mean()
     spread = float(at @ at)
     means = np.add.reduceat(series, starts) / (sizes * mean)
     slope = float(at @ means) / spread
-    residuals = means - np.add.reduce(means) / BATCHES - slope * at
-    error = math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
+    residuals = means - np.add.reduce(means) / estimates.BATCHES - slope * at
+    error = math.sqrt(float(residuals @ residuals) / (estimates.BATCHES - 2) / spread)
     if not independent:
         line = mean * slope * ((np.arange(len(series)) + 0.5) / len(series) - 0.5)
-        error *= math.sqrt(batch_variance_inflation(series - line, BATCHES))
-    half_width = student_t(BATCHES - 2, CONFIDENCE) * error
-    return Estimate(slope, slope - half_width, slope + half_width)
+        error *= math.sqrt(estimates.batch_variance_inflation(series - line, estimates.BATCHES))
+    half_width = estimates.student_t(estimates.BATCHES - 2, estimates.CONFIDENCE) * error
+    return estimates.Estimate(slope, slope - half_width, slope + half_width)
 
 
 def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float, independent: bool = False) -> list[str] | None:
@@ -121,7 +111,7 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float, independent: boo
     without them. `drifts`: there is a drift larger than that whose interval is on one side of 0, where blocks
     count as `independent` also one that is due to their resembling their neighbours.
     """
-    series = as_series(block_s)
+    series = estimates.as_series(block_s)
     drift = estimate_drift(series, independent=True)  # which takes half the time, and is enough for most series
     if drift is None:
         return None
@@ -135,11 +125,11 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float, independent: boo
     return flags
 
 
-def _is_drift(drift: Estimate | None, tolerance: float) -> bool:
+def _is_drift(drift: estimates.Estimate | None, tolerance: float) -> bool:
     return drift is not None and (drift.low > 0 or drift.high < 0) and abs(drift.value) > max(tolerance, ROUNDING)
 
 
-def _may_move_mean(series: FloatArray, tolerance: float) -> bool:
+def _may_move_mean(series: estimates.FloatArray, tolerance: float) -> bool:
     """Return whether the mean could move by more than `tolerance` without a warm-up, of whatever length.
 
     In most series it could not, and finding the length takes ten times as long.
@@ -158,14 +148,14 @@ def find_steady_start(block_s: npt.ArrayLike, tolerance: float) -> int | None:
     blocks after the cut must be enough to say, and neither drift nor contain a warm-up of their own. A level that has
     just changed looks like correlated blocks, so here a drift is what would be one of independent blocks.
     """
-    series = as_series(block_s)
+    series = estimates.as_series(block_s)
     start = find_warmup_length(series)
     if start is None or find_unsteadiness(series[start:], tolerance, independent=True) != []:
         return None
     return start
 
 
-def _noise_deviation(series: FloatArray) -> float:
+def _noise_deviation(series: estimates.FloatArray) -> float:
     """Return the standard deviation of the noise as if it were normal, robust against a few outlying blocks.
 
     Where most blocks are equal but for rounding, as a coarse clock makes them, all of them count.
@@ -175,7 +165,7 @@ def _noise_deviation(series: FloatArray) -> float:
     return deviation if deviation > ROUNDING * abs(median) else float(series.std())
 
 
-def _running_median(series: FloatArray) -> FloatArray:
+def _running_median(series: estimates.FloatArray) -> estimates.FloatArray:
     """Return the median of each block and its neighbours, up to two on either side as far as there are as many on both.
 
     A level that changes once, even after the first block, changes at the same place.

@@ -17,21 +17,14 @@ from scalebench.core.result import MonitorRecord, RankRecord
 from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
+from scalebench.measure.monitor import summary
 from scalebench.measure.monitor.flags import detect_flags, has_unequal_clocks
-from scalebench.measure.monitor.summary import (
-    MAX_OTHER_PROGRAMS,
-    TRAFFIC,
-    combine_devices,
-    measured_window,
-    reduce,
-    summarize_monitor,
-)
 from scalebench.measure.monitor.time_series import MONITOR, RESUMED, Reduction, read_series
 from scalebench.measure.nodes import NodeReport
 
 # How figures of nodes are combined.
 REDUCTIONS: dict[str, Reduction] = {
-    **dict.fromkeys(("cpu_cores_others_mean", "rss_bytes_max", "rss_anon_bytes_max", *TRAFFIC), sum),
+    **dict.fromkeys(("cpu_cores_others_mean", "rss_bytes_max", "rss_anon_bytes_max", *summary.TRAFFIC), sum),
     **dict.fromkeys(("swap_in_bytes", "swap_out_bytes"), sum),
     "memory_available_bytes_min": min,
 }
@@ -113,14 +106,16 @@ def summarize_node(
     if report is None or not path.exists():
         return NodeMonitor(MonitorRecord(reason=reason or "there is no series"))
     on_node = [rank for rank in ranks if node in (None, spec.places[rank.rank].node)]
-    first = next((rank for rank in on_node if measured_window(rank) is not None), on_node[0] if on_node else None)
+    first = next(
+        (rank for rank in on_node if summary.measured_window(rank) is not None), on_node[0] if on_node else None
+    )
     used = []
     if spec.device == "cuda":
         devices = {device for place in spec.places if node in (None, place.node) for device in place.devices}
         used = _recorded_gpus(on_node, report.machine) or _nvml_numbers(devices, report.visible_gpus)
     series = read_series(path)
-    window = measured_window(first, series.times_s(MONITOR, RESUMED))
-    monitor = MonitorRecord() if window is None else summarize_monitor(series, window, used, node)
+    window = summary.measured_window(first, series.times_s(MONITOR, RESUMED))
+    monitor = MonitorRecord() if window is None else summary.summarize_monitor(series, window, used, node)
     monitor.file, monitor.reason = path.name, reason or ("nothing was measured" if window is None else None)
     warmup_s = first.marks_s.get("warmup") if first is not None else None
     machine_gpus = [gpu for gpu in report.machine.gpus if gpu.index in used]
@@ -137,17 +132,17 @@ def combine_nodes(spec: RunSpec, nodes: Sequence[NodeMonitor]) -> MonitorRecord:
     run = MonitorRecord(file=monitors[0].file, reason=_reason(monitors))
     devices = [device for monitor in monitors for device in monitor.devices]
     incomplete = spec.device == "cuda" and not all(monitor.devices for monitor in monitors)
-    for name, value in combine_devices(devices).items():
+    for name, value in summary.combine_devices(devices).items():
         if name == "devices" or not incomplete:
             setattr(run, name, value)
     for name, reduction in REDUCTIONS.items():
-        setattr(run, name, reduce([getattr(monitor, name) for monitor in monitors], reduction))
+        setattr(run, name, summary.reduce([getattr(monitor, name) for monitor in monitors], reduction))
     programs = [name for monitor in monitors for name in monitor.other_programs or []]
-    run.other_programs = list(dict.fromkeys(programs))[:MAX_OTHER_PROGRAMS] or None
+    run.other_programs = list(dict.fromkeys(programs))[: summary.MAX_OTHER_PROGRAMS] or None
     cores = [node.cores for node in nodes]
     for name in CORE_SHARE_FIELDS:
         shares = zip((getattr(monitor, name) for monitor in monitors), cores, strict=True)
-        used = reduce([None if None in pair else pair[0] * pair[1] for pair in shares], sum)
+        used = summary.reduce([None if None in pair else pair[0] * pair[1] for pair in shares], sum)
         setattr(run, name, None if used is None else used / sum(count or 0.0 for count in cores))
     return run
 

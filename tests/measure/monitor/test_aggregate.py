@@ -71,7 +71,7 @@ def test_a_monitor_without_figures_is_a_reason_and_no_failed_run(tmp_path, monke
     def broken(*args):
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr(aggregate, "summarize_monitor", broken)
+    monkeypatch.setattr(aggregate.summary, "summarize_monitor", broken)
     result = run_spec(simulated_spec(measure={"monitor": True}), tmp_path / "run")
     reason = "the series could not be read: ValueError: two lines"
     assert (result.status, result.monitor) == ("ok", MonitorRecord(reason=reason))
