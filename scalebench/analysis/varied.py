@@ -14,6 +14,7 @@ from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
 from scalebench.analysis.ranking import is_control
 from scalebench.analysis.scaling_curves import LENGTH, Curve, format_batch
+from scalebench.analysis.user_program import PROGRAM
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.sweep_file import find_places, find_sweep
 
@@ -31,7 +32,7 @@ class Contrast:
     """Rows that differ in one key only, in the order of the sweep: the first one is the base of the others."""
 
     key: str
-    strategy: str
+    strategy: str  # or the file of a user's program
     gpus: int
     rows: list[tuple[str, dict[str, Any]]]  # (value of the key, cells)
 
@@ -71,7 +72,8 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
         for (curve, row), values in zip(rows, settings, strict=True):
             group = [text for name, text in curve.group.items() if name not in (BATCH, LENGTH)]
             rest = [text for name, text in values.items() if name not in together]
-            part = Contrast(key, curve.tags["strategy"], row["gpus"], [])
+            name = "model" if row["strategy"] == PROGRAM else "strategy"  # a program is named by its file
+            part = Contrast(key, curve.tags[name], row["gpus"], [])
             part = parts.setdefault((*group, row["strategy"], row["gpus"], *rest), part)
             if values[key] not in dict(part.rows):
                 part.rows.append((values[key], row))

@@ -204,7 +204,7 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
         rows.append(doc.Row([*cells, *(make(row) for make in figures.values())], doc.get_tags(row)))
     heads, numeric = [*labels, *first, "status", "remarks", *figures], frozenset([*first, *figures])
     caption = doc.join_sentences(heading, describe_intervals(items))
-    return doc.Table("strategies", "Configurations", heads, rows, numeric, caption, notes.list_notes())
+    return doc.Table("configurations", "Configurations", heads, rows, numeric, caption, notes.list_notes())
 
 
 def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:

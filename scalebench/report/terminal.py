@@ -159,7 +159,7 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:
-        yield "where the time of a step goes"
+        yield steps.describe_parts(result)
         yield make_rich_table(steps.make_run_breakdown(result))
         yield from render(operations.make_run_blocks(result))
     if case is not None:

@@ -140,7 +140,7 @@ GPU_QUANTITIES = (
     ("temperature", "temperature", "temperature_c", doc.Axis("temperature (degrees C)", from_zero=False)),
     ("utilisation", "utilisation", "util_share", doc.Axis("share of the time in which a kernel ran", percent=True)),
 )
-TIME_AXIS = doc.Axis("seconds from the start of the measured phase", from_zero=False)
+TIME_AXIS = doc.Axis("seconds since measuring began", from_zero=False)
 
 
 def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, tags: doc.Tags) -> list[doc.Chart]:

@@ -9,6 +9,7 @@ const near = new Set();
 const waiting = new Set();
 const whenIdle = window.requestIdleCallback || ((task) => setTimeout(task, 1));
 const PAPER = { half: 325, full: 660 }; // pixels: widths of charts
+const ACROSS = ".wide, :last-child:nth-child(odd)"; // charts of the full width, as page.css has it
 let plots = [];
 let folds = []; // what printing opened
 let screenTheme = "light";
@@ -91,7 +92,7 @@ function slantedHeight(axis, width) {
 function layoutOf(figure, palette, width) {
   const axis = (options) => ({
     gridcolor: palette.grid, linecolor: palette.grid, zerolinecolor: palette.zero, automargin: true, ...options,
-    title: { ...options.title, font: { size: 13 }, standoff: 8 },
+    title: { ...options.title, font: { size: width < 300 ? 11 : 13 }, standoff: 8 },
   });
   const names = figure.layout.yaxis.categoryarray || []; // of lying bars, beside which the legend has no room
   const bars = names.length;
@@ -120,7 +121,7 @@ function drawChart(plot, width = plot.clientWidth, less = 0) {
   removeEmptyCategories(figure);
   const layout = layoutOf(figure, palette, width);
   const bars = (layout.yaxis.categoryarray || []).length;
-  layout.height -= plot.closest("#answer") ? less + (bars ? 10 * bars : 80) : 0; // the answer is to be seen without scrolling
+  layout.height -= plot.closest("#answer") ? (bars ? 10 * bars : less + 80) : 0; // the answer is to be seen without scrolling
   plot.style.minHeight = `${layout.height}px`;
   Plotly.react(plot, figure.data, layout, CONFIG);
   plot.dataset.drawn = "";
@@ -183,7 +184,7 @@ function beforePrint() {
   folds.forEach((fold) => { fold.open = true; });
   screenTheme = theme();
   setTheme("light");
-  plots.forEach((plot) => drawChart(plot, plot.closest(".charts").children.length > 1 ? PAPER.half : PAPER.full, 55));
+  plots.forEach((plot) => drawChart(plot, plot.closest(".chart").matches(ACROSS) ? PAPER.full : PAPER.half, 55));
 }
 
 function afterPrint() {
