@@ -125,6 +125,7 @@ def describe_parts(result: Result) -> str:
     """Return `where the time of a step goes: backward 30 %, exposed sync 25 %`, without the parts that may be 0."""
     step_s, title = throughput.Measurement(result).step_s, "where the time of a step goes"
     figures = {part.name: step_breakdown.figure(result, part.column) for part in STEP_PARTS}
+    figures[REST], _ = compute_rest(result, step_interval(result))
     shares = {name: each.value / step_s for name, each in figures.items() if step_s and each and each.low > 0}
     texts = [f"{name} {100 * share:.0f} %" for name, share in sorted(shares.items(), key=lambda pair: -pair[1])]
     return f"{title}: {', '.join(texts)}" if texts else title
