@@ -76,21 +76,6 @@ def test_a_run_is_removed_with_its_folder_unless_something_else_is_in_it(tmp_pat
     run_folder.remove_run(tmp_path / "b")
 
 
-def test_only_plain_files_of_ours_are_copied(tmp_path):
-    """Whoever shares the folder above may have put links into an earlier run."""
-    earlier, secret = tmp_path / "earlier", tmp_path / "id_rsa"
-    fill(earlier)
-    write_files(tmp_path, "id_rsa", "ssh/config.yaml")
-    for name in ("rank3.log", "notes", "try_9", "slurm"):
-        (earlier / name).symlink_to(secret if "try" not in name else tmp_path / "ssh")
-    (earlier / ".hydra").symlink_to(tmp_path / "ssh")
-    os.mkfifo(earlier / "rank4.log")
-    run_folder.copy_run(earlier, tmp_path / "copy")
-    ours = {*RECORDS, *OUTPUT, *TRANSIENT, ".spec.json.123", ".rank0.json.9", "try_8_again/try.json", "try_8/spec.json"}
-    assert files_in(tmp_path / "copy") == ours | {f"try_8/{name}" for name in OUTPUT + TRANSIENT}
-    assert not [path for path in (tmp_path / "copy").rglob("*") if path.is_symlink()]
-
-
 def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra_and_another_is_refused(tmp_path):
     run_folder.refuse_foreign_folder(tmp_path / "absent")
     for number, line in enumerate((

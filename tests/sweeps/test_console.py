@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from scalebench.core.errors import InputError
 from scalebench.core.probe_record import CollectiveRecord, ProbeRecord, TransferRecord
 from scalebench.core.result import Phases, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
@@ -206,16 +205,6 @@ def test_runs_left_out_for_lack_of_time_are_listed(capsys):
     record.runs = record.runs[:2]
     consoles.Console().print_left_out(record)
     assert capsys.readouterr().out == ""
-
-
-def test_the_table_of_folders(tmp_path, capsys):
-    write_result(record(), tmp_path)
-    consoles.Console().print_table([tmp_path])
-    out = capsys.readouterr().out
-    assert "efficiency" in out and "ddp" in out
-    assert out.splitlines()[-1] == f"results: {tmp_path}"
-    with pytest.raises(InputError):
-        consoles.Console().print_table([tmp_path / "none"])
 
 
 def test_collectives_and_bandwidths_are_below_the_table(tmp_path, capsys):

@@ -18,7 +18,6 @@ from scalebench.core.spec import HardwareSpec
 from tests.conftest import ROOT
 from tests.core.machine.conftest import put
 from tests.nvml_stand_in import TABLES, parse_matrix, put_in, read_table
-from tests.nvml_stand_in import UUIDS as UUIDS_OF_STAND_IN
 
 pytestmark = pytest.mark.gpu
 UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
@@ -242,27 +241,6 @@ def test_constants_are_those_of_the_library():
     names = ["OK", "CHIPSET_NOT_SUPPORTED", "GPU_NOT_SUPPORTED", "IOH_TOPOLOGY_NOT_SUPPORTED", "DISABLED_BY_REGKEY"]
     numbers = [getattr(pynvml, f"NVML_P2P_STATUS_{name}") for name in [*names, "NOT_SUPPORTED", "UNKNOWN"]]
     assert numbers == list(gpus.PEER_STATES)
-
-
-def test_links_through_the_library(nvml_library, monkeypatch):
-    for settings, topology, peers in (
-        ({"NVLINKS": 4}, "NV4", "OK"),
-        ({"NVLINKS": 0, "ANCESTOR": 20}, "PXB", "OK"),
-        ({"NVLINKS": 0, "ANCESTOR": 50, "P2P": 1}, "SYS", "CNS"),
-    ):
-        with monkeypatch.context() as patch:
-            put_in(patch, nvml_library, **settings)
-            found = gpus.detect_gpus()
-            assert gpus.pair_of_each_link() == [(0, 1)]
-        assert found.topology == [["X", topology], [topology, "X"]]
-        assert found.peer_access["read"] == [["X", peers], [peers, "X"]]
-    assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
-    first = found.gpus[0]
-    assert (first.name, first.memory_bytes, first.sm_clock_max_mhz) == ("NVIDIA Stand-in 0", 40 * 2**30, 1410)
-    assert [gpu.uuid for gpu in found.gpus] == UUIDS_OF_STAND_IN
-    put_in(monkeypatch, nvml_library)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUIDS_OF_STAND_IN[1])
-    assert gpus.count_gpus() == 1
 
 
 @pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json") if path.stem != "two_gpus"))
