@@ -220,6 +220,11 @@ def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str 
         failed = [rank for rank, code in enumerate(codes) if code is not None and (code != 0 or rank in services)]
         if failed:
             wait_until(lambda: all(member.poll() is not None for member in measuring), FOLLOW_LIMIT_S)
+            # A rank that was killed on another node may be reported later than those that fail since they lost it.
+            # Ranks that mpirun kills follow from the first.
+            if request.spec.config.strategy.launcher != "mpi":
+                killed = [rank for rank, member in enumerate(members) if member.poll() == -signal.SIGKILL]
+                failed = list(dict.fromkeys([*failed, *killed]))
             return failed, None, group.broken()  # by now it may be known that they lost a node
         if request.turns is not None and request.turns.refused is not None:
             return [], None, request.turns.refused

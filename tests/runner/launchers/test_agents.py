@@ -176,6 +176,19 @@ def test_a_rank_that_fails_ends_the_run(text, codes, died_first, hands, program)
     assert hands.statuses == {FIRST: 0, SECOND: 0} and not find_running(ended.pids)
 
 
+def test_a_rank_that_was_killed_is_a_cause_though_others_are_seen_before_it(hands, program, monkeypatch):
+    """They may have failed since they lost it."""
+    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 60.0)
+    text = """
+        if rank == 0:
+            sys.exit(1)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ended = hands.launch(program(text))
+    assert (ended.exit_codes, ended.died_first) == ([1, -9], [0, 1])
+
+
 def test_a_rank_that_hangs_leaves_its_stack_and_a_stopped_one_is_named(hands, program):
     text = f"import faulthandler\nfaulthandler.register({int(STACK_SIGNAL)}, sys.stderr)\n{SLEEP}"
     spec = spec_of(hang_s=5.0)
