@@ -17,7 +17,8 @@ from scalebench.cluster.submit import submit_job
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec, write_spec
-from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob
+from scalebench.runner.jobs import JobFollower, PlannedJob
+from scalebench.runner.parent import RunRequest
 
 LAUNCHES = 7
 OVERRIDES = (
@@ -54,7 +55,7 @@ def main() -> None:
 def by_scalebench(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
     begin_s = time.monotonic()
     follower = JobFollower(slurm, submit=lambda specs, path: submit_job(specs, path, [math.inf]))
-    ((_, result),) = follower.follow([PlannedJob(folder, [[JobRequest(0, spec, folder)]])])
+    ((_, result),) = follower.follow([PlannedJob(folder, [[RunRequest(0, spec, folder)]])])
     elapsed_s = time.monotonic() - begin_s
     assert result.status == "ok", result.reason
     return elapsed_s

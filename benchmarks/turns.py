@@ -14,7 +14,8 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
-from scalebench.sweeps.cohort import Cohort, CohortRun, Member
+from scalebench.runner.parent import RunRequest
+from scalebench.sweeps.cohort import Cohort, Member
 from scalebench.workloads import datasets
 
 STRATEGIES = (
@@ -41,7 +42,9 @@ def _spec(strategy: str) -> RunSpec:
 
 
 def _describe(strategy: str, folder: Path) -> str:
-    runs = [CohortRun(number, _spec(name), folder / str(number)) for number, name in enumerate(("simulated", strategy))]
+    runs = [
+        RunRequest(number, _spec(name), folder / str(number)) for number, name in enumerate(("simulated", strategy))
+    ]
     cohort = ParkedCohort(runs, lambda progress: None)
     results = [result for _, result in cohort.run()]
     if {result.status for result in results} != {"ok"}:

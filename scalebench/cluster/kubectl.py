@@ -51,6 +51,9 @@ class Kubectl:
         """Return what `kubectl get` reads; KubectlError."""
         return dict(json.loads(self.run("get", *words, "--output", "json")))
 
+    def has_jobset(self, name: str) -> bool:
+        return bool(self.run("get", "jobset", name, "--ignore-not-found", "--output", "name").strip())
+
     def follow_log(self, job: str) -> Iterator[str]:
         """Yield the lines of the log of a job's pod from its beginning on, as they come; none before it runs."""
         with subprocess.Popen(

@@ -43,10 +43,11 @@ OVERRIDING_VARIABLES = {
 class Submission:
     """The record of a submitted run, as job.json holds it."""
 
-    job_id: str
+    job_id: str  # or the name of a JobSet
     submitted_at_s: float  # seconds since the epoch, by the clock of the submitting host
     partition: str | None = None  # as requested
     job_folder: str = "."  # where its log and its script are, from the folder of the run
+    number: int = 0  # of the run in its JobSet
 
 
 def write_submission(submission: Submission, folder: Path) -> None:

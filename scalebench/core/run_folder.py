@@ -29,7 +29,7 @@ TIMELINE_FILE = "timeline.json"  # Horovod's timeline of gradient synchronizatio
 PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there was a process
 # These hold what the program that started the ranks printed.
 MPIRUN_LOG, SRUN_LOG, COMMAND_LOG = "mpirun.log", "srun.log", "command.log"
-JOB_FILE = "job.json"  # the job number of a run that is a job of SLURM
+JOB_FILE = "job.json"  # the job of SLURM that does a run, or its JobSet
 JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks
 JOB_RUNS_FILE = "job_runs.json"  # the runs that a job does
 JOB_SCRIPT = "job.sh"  # what the job was submitted with

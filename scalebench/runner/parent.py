@@ -43,6 +43,16 @@ from scalebench.runner.turns import Turns
 RANK_RECORD_BYTES = 128 << 10  # a record of some hundred blocks with probes
 
 
+@dataclass(eq=False)
+class RunRequest:
+    """A run to do, alone or with others: in a job, or in turns."""
+
+    number: int  # in its sweep
+    spec: RunSpec
+    folder: Path  # its own
+    bare: str | None = None  # fingerprint of its baseline without a wrapper
+
+
 def run_spec(
     spec: RunSpec,
     folder: Path,

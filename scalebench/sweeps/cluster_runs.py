@@ -22,7 +22,9 @@ from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_s
 
 if TYPE_CHECKING:
-    from scalebench.runner.jobs import JobRequest
+    from scalebench.runner.jobs import JobFollower, PlannedJob
+    from scalebench.runner.parent import RunRequest
+    from scalebench.sweeps.jobset_runs import JobSetFollower
     from scalebench.sweeps.plan import SweepRun
 
 
@@ -60,12 +62,13 @@ def adopt(submitted: Sequence[SweepRun], planned: Sequence[SweepRun], sweep_dir:
 
 
 def find_running(specs: Sequence[RunSpec], root: Path) -> dict[Path, RunKey]:
-    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission;
-    none where nothing of `specs` is submitted to SLURM."""
-    from scalebench.runner.jobs import find_running_jobs
+    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission, with
+    the schedulers of `specs`."""
+    from scalebench.runner.jobs import find_jobsets, find_running_jobs
 
-    specs = [spec for spec in specs if not is_on_pods(spec)]
-    return find_running_jobs(root, Slurm(_find_slurm_bin(specs))) if specs else {}
+    on_slurm = [spec for spec in specs if not is_on_pods(spec)]
+    running = find_running_jobs(root, _slurm_of(on_slurm)) if on_slurm else {}
+    return running | (find_jobsets(root) if len(on_slurm) < len(specs) else {})
 
 
 def match_running(runs: Sequence[SweepRun], running: Mapping[Path, RunKey]) -> dict[SweepRun, Path]:
@@ -99,34 +102,17 @@ def follow(
     At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt follows when their results have been
     yielded, UserDetached where they keep running. They do when the connection to the user is lost.
     """
-    from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob, find_running_jobs
+    from scalebench.runner.jobs import JobFollower, PlannedJob
+    from scalebench.runner.parent import RunRequest
+    from scalebench.sweeps.jobset_runs import JobSetFollower
 
     runs = {run.number: run for run in (*itertools.chain(*itertools.chain(*jobs)), *adopted)}
-    slurm = Slurm(_find_slurm_bin([run.spec for run in runs.values()]))
     requests = {
-        number: JobRequest(number, run.spec, run.adopted or run.folder, run.adopted is not None, run.bare)
-        for number, run in runs.items()
+        number: RunRequest(number, run.spec, run.adopted or run.folder, run.bare) for number, run in runs.items()
     }
     for run in runs.values():
         if run.adopted is None:
-            of_ended_job = (run.folder / JOB_FILE).exists()
-            if resume:
-                clear_run_folder(run.folder, of_ended_job)  # of a run that was not successful
-            elif (submission := read_submission(run.folder)) is not None and find_running_jobs(run.folder, slurm):
-                raise InputError(
-                    f"job {submission.job_id} of {run.folder} still runs; resume=true waits for it, or choose another "
-                    "folder"
-                )
-            if run.folder.exists():  # by a program that is no job
-                FolderLock(run.folder, of_ended_job).release()
-    on_pods = [job for job in jobs if is_on_pods(job[0][0].spec)]
-    if on_pods:
-        from scalebench.sweeps import jobset_runs
-
-        yield from jobset_runs.follow(on_pods, console)
-    jobs = [job for job in jobs if job not in on_pods]
-    if not (jobs or adopted):
-        return
+            _clear_folder(run, resume)
     planned = []
     for job in jobs:
         numbers = [run.number for unit in job for run in unit]
@@ -136,34 +122,66 @@ def follow(
     def submit(specs: Sequence[RunSpec], folder: Path) -> Submission:
         return submit_job(specs, folder, [estimate_s(spec)[1] for spec in specs])
 
-    def collect(results: Iterator[tuple[JobRequest, Result]]) -> Iterator[tuple[SweepRun, Result]]:
-        for request, result in results:
-            with delay_interrupts():
-                copy_earlier_run(request.folder, runs[request.number].folder)
-            yield runs[request.number], result
-
+    is_single = [run.folder for run in runs.values()] == [folder]
     limits = [run.spec.config.hardware.max_jobs for run in runs.values()]
     max_jobs = min((limit for limit in limits if limit is not None), default=None)
-    with console.show_queue() as on_change:
-        follower = JobFollower(slurm, max_jobs, on_change, submit=submit)
-        results = follower.follow(planned, [requests[run.number] for run in adopted])
-        try:
-            yield from collect(results)
-            return
-        except KeyboardInterrupt:
-            process.cancelled.clear()  # handled; a user in a hurry presses Ctrl-C again
-            left = follower.unfinished
-            is_lost = process.cancelled.by_hang_up and left
-            if is_lost or not console.confirm_cancel(left, process.cancelled.by_user):
-                keep = "1 job keeps" if left == 1 else f"{left} jobs keep"
-                is_single = [run.folder for run in runs.values()] == [folder]
-                where = f"hydra.run.dir={folder} " if is_single else ""
-                raise UserDetached(
-                    f"{keep} running; the same command with {where}resume=true waits for the rest"
-                ) from None
-            follower.cancel()
-        yield from collect(results)
+    for on_pods in (True, False):  # one scheduler after the other
+        jobs_of_it = [job for job in planned if is_on_pods(job.requests[0].spec) == on_pods]
+        adopted_jobs = [requests[run.number] for run in adopted if is_on_pods(run.spec) == on_pods]
+        if not (jobs_of_it or adopted_jobs):
+            continue
+        with console.show_queue() as on_change:
+            follower: JobFollower | JobSetFollower
+            if on_pods:
+                follower = JobSetFollower(on_change, console.print_line)
+            else:
+                specs = [request.spec for job in jobs_of_it for request in job.requests]
+                slurm = _slurm_of([*specs, *(request.spec for request in adopted_jobs)])
+                follower = JobFollower(slurm, max_jobs, on_change, submit=submit)
+            for request, result in _follow_to_end(
+                follower, jobs_of_it, adopted_jobs, console, folder if is_single else None
+            ):
+                with delay_interrupts():
+                    copy_earlier_run(request.folder, runs[request.number].folder)
+                yield runs[request.number], result
+
+
+def _follow_to_end(
+    follower: JobFollower | JobSetFollower,
+    jobs: Sequence[PlannedJob],
+    adopted: Sequence[RunRequest],
+    console: Console,
+    folder: Path | None,
+) -> Iterator[tuple[RunRequest, Result]]:
+    """Yield what the follower does, and decide with the user what Ctrl-C means; `folder` is that of a single run."""
+    results = follower.follow(jobs, adopted)
+    try:
+        yield from results
+        return
+    except KeyboardInterrupt:
+        process.cancelled.clear()  # handled; a user in a hurry presses Ctrl-C again
+        left = follower.unfinished
+        is_lost = process.cancelled.by_hang_up and left
+        if is_lost or not console.confirm_cancel(left, process.cancelled.by_user):
+            keep = "1 job keeps" if left == 1 else f"{left} jobs keep"
+            where = "" if folder is None else f"hydra.run.dir={folder} "
+            raise UserDetached(f"{keep} running; the same command with {where}resume=true waits for the rest") from None
+        follower.cancel()
+    yield from results
     raise KeyboardInterrupt
+
+
+def _clear_folder(run: SweepRun, resume: bool) -> None:
+    """Remove what an earlier try of a run has left. Raise InputError where its job still runs, or another program."""
+    of_ended_job = (run.folder / JOB_FILE).exists()
+    if resume:
+        clear_run_folder(run.folder, of_ended_job)  # of a run that was not successful
+    elif (submission := read_submission(run.folder)) is not None and find_running([run.spec], run.folder):
+        raise InputError(
+            f"job {submission.job_id} of {run.folder} still runs; resume=true waits for it, or choose another folder"
+        )
+    if run.folder.exists():  # by a program that is no job
+        FolderLock(run.folder, of_ended_job).release()
 
 
 def copy_earlier_run(earlier: Path, folder: Path) -> None:
@@ -184,8 +202,8 @@ def delay_interrupts() -> Iterator[None]:
             raise
 
 
-def _find_slurm_bin(specs: Sequence[RunSpec]) -> str | None:
+def _slurm_of(specs: Sequence[RunSpec]) -> Slurm:
     bins = {spec.config.hardware.slurm.bin for spec in specs}
     if len(bins) > 1:
         raise InputError("hardware.slurm.bin differs between the runs of one sweep; a sweep goes to one cluster")
-    return bins.pop()
+    return Slurm(bins.pop())

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 
@@ -31,7 +30,7 @@ from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER
-from scalebench.runner.parent import UnwrittenResult, run_spec
+from scalebench.runner.parent import RunRequest, UnwrittenResult, run_spec
 from scalebench.runner.turns import Turns
 
 # After so many rounds, and then at each doubling, the precision of the ratios is examined: at every round, chance alone
@@ -61,20 +60,10 @@ class CohortProgress:
 OnProgress = Callable[[CohortProgress], None]
 
 
-@dataclass(frozen=True)
-class CohortRun:
-    """A run that is to take turns with others."""
-
-    number: int  # of the run in its sweep
-    spec: RunSpec
-    folder: Path
-    bare: str | None = None  # fingerprint of its baseline without a wrapper
-
-
 class Member:
     """One run of a cohort. A thread of its own supervises it, since a rank ends with the thread that started it."""
 
-    def __init__(self, run: CohortRun, cohort: str, module: str = WORKER, held: bool = False) -> None:
+    def __init__(self, run: RunRequest, cohort: str, module: str = WORKER, held: bool = False) -> None:
         """A run that is `held` waits with its first step until it is told to warm up."""
         # A user's program counts its samples itself: until then as many for each device, or for all.
         self._samples = run.spec.global_batch or (run.spec.gpus if run.spec.config.scaling == "weak" else 1)
@@ -130,7 +119,7 @@ class Member:
 class Cohort:
     """Conducts the runs of a cohort from their start to their end."""
 
-    def __init__(self, runs: Sequence[CohortRun], on_progress: OnProgress, module: str = WORKER) -> None:
+    def __init__(self, runs: Sequence[RunRequest], on_progress: OnProgress, module: str = WORKER) -> None:
         """The first run is the reference of those whose own baseline is not among `runs`."""
         self.id = uuid.uuid4().hex[:12]
         self.unwritten: list[UnwrittenResult] = []

@@ -15,10 +15,10 @@ from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_RUNS_FILE
 from scalebench.core.spec import read_spec, write_spec
 from scalebench.runner.jobs.job import JobRuns
-from scalebench.runner.parent import UnwrittenResult, run_spec
-from scalebench.sweeps.cohort import Cohort, CohortRun
+from scalebench.runner.parent import RunRequest, UnwrittenResult, run_spec
+from scalebench.sweeps.cohort import Cohort
 
-OnResult = Callable[[CohortRun, Result], None]
+OnResult = Callable[[RunRequest, Result], None]
 
 
 def run_job(folder: str, on_result: OnResult = lambda run, result: None) -> None:
@@ -31,10 +31,10 @@ def run_job(folder: str, on_result: OnResult = lambda run, result: None) -> None
     try:
         with process.interrupt_at_signals():
             for unit in read_record(job_folder / JOB_RUNS_FILE, JobRuns).units:
-                folders = [job_folder / run.folder for run in unit]
+                folders = [(job_folder / name).resolve() for name in unit]
                 runs = [
-                    CohortRun(run.number, read_spec(path), path.resolve(), run.bare)
-                    for run, path in zip(unit, folders, strict=True)
+                    RunRequest(number, read_spec(path), path, bare)
+                    for number, (path, bare) in enumerate(zip(folders, unit.values(), strict=True))
                 ]
                 pause_s = 0.0 if is_first else max(run.spec.config.measure.cool_down_s for run in runs)
                 is_first = False
@@ -48,7 +48,7 @@ def run_job(folder: str, on_result: OnResult = lambda run, result: None) -> None
         print(f"scalebench: {error}", flush=True)
 
 
-def take_turns(runs: list[CohortRun], on_result: OnResult) -> list[CohortRun]:
+def take_turns(runs: list[RunRequest], on_result: OnResult) -> list[RunRequest]:
     """Do these runs side by side. Those that have left no result, since there was no room for them beside the others,
     take turns with each other next; return those that have to be done alone."""
     while len(runs) > 1:
@@ -73,7 +73,7 @@ def take_turns(runs: list[CohortRun], on_result: OnResult) -> list[CohortRun]:
     return [replace(run, spec=replace(run.spec, flags=[*run.spec.flags, "not_in_turns"])) for run in runs]
 
 
-def run_alone(run: CohortRun, on_result: OnResult) -> None:
+def run_alone(run: RunRequest, on_result: OnResult) -> None:
     """Do a run; one that cannot be done is described in the job's log, and the others go on."""
     try:
         result = run_spec(run.spec, run.folder)

@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from scalebench.cluster.jobset import JOBSET_VARIABLE
@@ -17,21 +17,20 @@ from scalebench.core.json_files import format_json, read_tail
 from scalebench.core.process import KEY_VARIABLE
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, monitor_path
-from scalebench.runner.jobs.job import JobRun, JobRuns
+from scalebench.runner.jobs.job import JobRuns
 from scalebench.runner.launchers import pods
-from scalebench.sweeps.cohort import CohortRun
+from scalebench.runner.parent import RunRequest
 from scalebench.sweeps.job_main import run_job
-from scalebench.sweeps.plan import SweepRun
 
 PREFIX = "scalebench-result"  # of a line with the number of a run and its files
 MAX_LOG_BYTES = 1 << 16  # of the rank that failed
 
 
-def pack_runs(units: Sequence[Iterable[SweepRun]]) -> bytes:
+def pack_runs(units: Sequence[Sequence[RunRequest]]) -> bytes:
     """Return the runs of a JobSet, whose units follow each other, as the leader reads them from its Secret."""
-    runs = [[JobRun(run.number, str(run.number), run.bare) for run in unit] for unit in units]
+    folders = [{str(run.number): run.bare for run in unit} for unit in units]
     files = {f"{run.number}/{SPEC_FILE}": format_json(run.spec).encode() for unit in units for run in unit}
-    return _pack(files | {JOB_RUNS_FILE: format_json(JobRuns(runs)).encode()})
+    return _pack(files | {JOB_RUNS_FILE: format_json(JobRuns(folders)).encode()})
 
 
 def unpack_result(line: str) -> tuple[int, dict[str, bytes]]:
@@ -51,14 +50,14 @@ def _unpack(content: bytes) -> dict[str, bytes]:
     return {str(name): base64.b64decode(text) for name, text in json.loads(gzip.decompress(content)).items()}
 
 
-def print_files(run: CohortRun, result: Result) -> None:
+def print_files(run: RunRequest, result: Result) -> None:
     """Print the result of a run, with the series of its monitors and the end of the log that explains a failure."""
     paths = (run.folder / RESULT_FILE, *(monitor_path(run.folder, node) for node in range(run.spec.nodes)))
     files = {path.name: path.read_bytes() for path in paths if path.exists()}
     with contextlib.suppress(OSError):
         if result.log is not None:
             files[result.log] = read_tail(run.folder / result.log, MAX_LOG_BYTES).encode()
-    print(PREFIX, run.number, base64.b64encode(_pack(files)).decode(), flush=True)
+    print(PREFIX, run.folder.name, base64.b64encode(_pack(files)).decode(), flush=True)
 
 
 def main(path: str, port: str) -> int:

@@ -7,26 +7,27 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scalebench.cluster import jobset
 from scalebench.cluster.kubectl import Kubectl, KubectlError
 from scalebench.cluster.resources import sweep_geometry, time_limit_minutes
+from scalebench.cluster.submit import Submission, read_submission, write_submission
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import refuse_folder_with_result
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import OUTPUT_FILES, RESULT_FILE
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.core.untrusted import clean_text
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs.job import JobRequest
+from scalebench.runner.jobs.follow import JobResult
+from scalebench.runner.jobs.job import PlannedJob, QueueState
 from scalebench.runner.jobs.outcome import write_result_for
-from scalebench.sweeps.console import Console
+from scalebench.runner.parent import RunRequest
 from scalebench.sweeps.estimate import estimate_s
 from scalebench.sweeps.jobset_main import pack_runs, unpack_result
-from scalebench.sweeps.plan import SweepRun
 
 POLL_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 600.0  # for kubectl to fail
@@ -40,48 +41,109 @@ def make_manifest(specs: Sequence[RunSpec]) -> Any:
     return jobset.make_jobset(name, specs[0].config.hardware, size.nodes, size.gpus_per_node, limit_s)
 
 
-def follow(jobs: Sequence[Sequence[Sequence[SweepRun]]], console: Console) -> Iterator[tuple[SweepRun, Result]]:
-    """Do these jobs, lists of units. Yield each run when its result is in its folder. A KeyboardInterrupt deletes the
-    JobSet, and the runs that are left have no result."""
-    for run in (run for job in jobs for unit in job for run in unit):
-        refuse_folder_with_result(run.folder)
-    for job in jobs:
-        yield from _JobSet(job, console).follow()
+class JobSetFollower:
+    """The JobSets of one program, with the methods of JobFollower."""
+
+    def __init__(self, on_change: Callable[[QueueState], None], print_line: Callable[[str], None]) -> None:
+        self._on_change, self._print_line = on_change, print_line
+        self._current: _JobSet | None = None
+        self._left: list[RunRequest] = []  # runs without a result
+        self._total = 0
+        self._results: Iterator[JobResult] = iter(())
+
+    @property
+    def unfinished(self) -> int:
+        """Return the number of JobSets that were made and have runs without a result."""
+        return 0 if self._current is None else 1
+
+    def follow(self, jobs: Sequence[PlannedJob], adopted: Sequence[RunRequest]) -> Iterator[JobResult]:
+        """Make the JobSets of these jobs, and yield each of their runs with its result, and so those of `adopted`,
+        whose JobSets were made before. A KeyboardInterrupt leaves a JobSet as it is."""
+        requests = [request for job in jobs for request in job.requests]
+        for request in requests:
+            refuse_folder_with_result(request.folder)
+        self._left = [*adopted, *requests]
+        self._total, self._results = len(self._left), self._follow_all(jobs, adopted)
+        return iter(self._next, None)
+
+    def cancel(self) -> None:
+        """Delete the JobSet; follow's iterator then yields the runs that are left as cancelled."""
+        if self._current is not None:
+            self._current.delete("jobset", "secret")
+        outcome = RunOutcome("cancelled", "cancelled before it was over")
+        self._results = ((request, write_result_for(request, outcome)) for request in list(self._left))
+
+    def _next(self) -> JobResult | None:
+        result = next(self._results, None)
+        if result is not None:
+            self._left.remove(result[0])
+        return result
+
+    def _follow_all(self, jobs: Sequence[PlannedJob], adopted: Sequence[RunRequest]) -> Iterator[JobResult]:
+        made: dict[str, dict[int, RunRequest]] = {}
+        for request in adopted:
+            if (submission := read_submission(request.folder)) is not None:
+                made.setdefault(submission.job_id, {})[submission.number] = request
+        for name, runs in made.items():
+            self._current = _JobSet(name, runs, self._report, self._print_line)
+            yield from self._current.follow()
+        for job in jobs:
+            manifest = make_manifest([request.spec for request in job.requests])
+            runs = {request.number: request for request in job.requests}
+            self._current = _JobSet(manifest["metadata"]["name"], runs, self._report, self._print_line)
+            yield from self._current.follow(manifest, job.units)
+        self._current = None
+
+    def _report(self, running: Sequence[RunRequest], pending: int, reason: str | None) -> None:
+        waiting = len(self._left) - len(running) - pending
+        self._on_change(QueueState(waiting, pending, reason, tuple(running), self._total - len(self._left)))
 
 
 class _JobSet:
-    def __init__(self, job: Sequence[Sequence[SweepRun]], console: Console) -> None:
-        self._job, self._console = job, console
-        self._left = {run.number: run for unit in job for run in unit}
-        self._manifest = make_manifest([run.spec for run in self._left.values()])
-        self._settings = job[0][0].spec.config.hardware.kubernetes
-        self._name, self._kubectl = self._manifest["metadata"]["name"], Kubectl(self._settings.namespace)
-        self._lines, self._waiting = 0, ""  # what has been read of the leader's log, and what pods wait for
+    """A JobSet and its runs without a result, by the numbers that they have in it."""
 
-    def follow(self) -> Iterator[tuple[SweepRun, Result]]:
+    def __init__(
+        self,
+        name: str,
+        left: dict[int, RunRequest],
+        report: Callable[[Sequence[RunRequest], int, str | None], None],
+        print_line: Callable[[str], None],
+    ) -> None:
+        self._name, self._left, self._report, self._print_line = name, left, report, print_line
+        self._settings = next(iter(left.values())).spec.config.hardware.kubernetes
+        self._kubectl = Kubectl(self._settings.namespace)
+        self._lines = 0  # of the leader's log that have been read
+
+    def follow(self, manifest: Any = None, units: Sequence[Sequence[RunRequest]] = ()) -> Iterator[JobResult]:
+        """Yield the runs with their results; with a manifest the JobSet is made first, and does these units."""
         try:
-            secret = jobset.make_secret(self._name, self._settings, secrets.token_hex(32), pack_runs(self._job))
-            for manifest in (secret, self._manifest):  # on standard input: others see command lines
-                self._kubectl.run("create", "--filename", "-", content=json.dumps(manifest))
-            runs = "1 run is" if len(self._left) == 1 else f"{len(self._left)} runs are"
-            self._console.print_line(f"{runs} JobSet {self._name}; Ctrl-C deletes it")
+            if manifest is not None:
+                with process.defer_signals():  # one that nobody knows of would go on unnoticed
+                    self._create(manifest, units)
             yield from self._follow_log()
             outcome = self._explain() if self._left else RunOutcome("ok")
         except (KubectlError, InputError) as error:
             outcome = RunOutcome("failed", str(error))
-        except KeyboardInterrupt:
-            self._delete("jobset")
-            raise
-        finally:
-            self._delete("secret")
+        self.delete("secret")
         for run in self._left.values():
-            yield run, write_result_for(JobRequest(run.number, run.spec, run.folder), outcome)
+            yield run, write_result_for(run, outcome)
 
-    def _delete(self, kind: str) -> None:
-        with contextlib.suppress(KubectlError), process.defer_signals():
-            self._kubectl.run("delete", kind, self._name, "--ignore-not-found", "--wait=false")
+    def delete(self, *kinds: str) -> None:
+        for kind in kinds:
+            with contextlib.suppress(KubectlError), process.defer_signals():
+                self._kubectl.run("delete", kind, self._name, "--ignore-not-found", "--wait=false")
 
-    def _follow_log(self) -> Iterator[tuple[SweepRun, Result]]:
+    def _create(self, manifest: Any, units: Sequence[Sequence[RunRequest]]) -> None:
+        for number, run in self._left.items():
+            run.folder.mkdir(parents=True, exist_ok=True)
+            write_spec(run.spec, run.folder)
+            write_submission(Submission(self._name, time.time(), number=number), run.folder)
+        secret = jobset.make_secret(self._name, self._settings, secrets.token_hex(32), pack_runs(units))
+        for each in (secret, manifest):  # on standard input: others see command lines
+            self._kubectl.run("create", "--filename", "-", content=json.dumps(each))
+        self._print_line(f"{'1 run is' if len(self._left) == 1 else f'{len(self._left)} runs are'} JobSet {self._name}")
+
+    def _follow_log(self) -> Iterator[JobResult]:
         """Yield the runs that have a result, until all have or the JobSet is over."""
         answered_s, is_over = time.monotonic(), False
         while True:
@@ -94,7 +156,7 @@ class _JobSet:
                 return
             try:
                 is_over = "terminalState" in self._read_status()
-                self._print_waiting()
+                self._report_pods()
                 answered_s = time.monotonic()
             except KubectlError:
                 if time.monotonic() - answered_s > SILENCE_LIMIT_S:
@@ -102,17 +164,15 @@ class _JobSet:
             if not is_over and process.cancelled.wait(POLL_INTERVAL_S):
                 raise KeyboardInterrupt
 
-    def _read(self, line: str) -> Iterator[tuple[SweepRun, Result]]:
+    def _read(self, line: str) -> Iterator[JobResult]:
         try:
             number, files = unpack_result(line)
         except (ValueError, AttributeError, OSError, EOFError):
-            self._console.print_line(clean_text(line))
+            self._print_line(clean_text(line))
             return
         if (run := self._left.pop(number, None)) is None:
             return
         with process.defer_signals():
-            run.folder.mkdir(parents=True, exist_ok=True)
-            write_spec(run.spec, run.folder)
             for name, content in files.items():
                 if name == RESULT_FILE or OUTPUT_FILES.fullmatch(name):
                     (run.folder / name).write_bytes(content)
@@ -127,12 +187,13 @@ class _JobSet:
         states = ((pod, each) for pod in pods for each in pod.get("status", {}).get("containerStatuses", ()))
         return [(pod["metadata"]["name"], each.get("state", {})) for pod, each in states]
 
-    def _print_waiting(self) -> None:
-        """Say what pods wait for, as for an image that is not there, where that has changed."""
-        reasons = {state["waiting"].get("reason", "") for _, state in self._read_containers() if "waiting" in state}
-        before, self._waiting = self._waiting, ", ".join(sorted(reasons))
-        if self._waiting not in ("", before):
-            self._console.print_line(clean_text(f"pods wait: {self._waiting}"))
+    def _report_pods(self) -> None:
+        """Report whether the runs are running, and what pods wait for, as for an image that is not there."""
+        states = [state for _, state in self._read_containers()]
+        reasons = sorted({state["waiting"].get("reason", "") for state in states if "waiting" in state})
+        is_waiting = bool(reasons) or not states
+        runs = [*self._left.values()]
+        self._report([] if is_waiting else runs, len(runs) if is_waiting else 0, clean_text(", ".join(reasons)) or None)
 
     def _explain(self) -> RunOutcome:
         """Return why a JobSet that is over has left no result of a run."""

@@ -200,7 +200,8 @@ class SweepSession:
         if len(unit) == 1:
             self._run_alone(unit[0])
             return unit
-        from scalebench.sweeps.cohort import Cohort, CohortRun
+        from scalebench.runner.parent import RunRequest
+        from scalebench.sweeps.cohort import Cohort
 
         for run in unit:
             run.tried_turns = True
@@ -209,7 +210,7 @@ class SweepSession:
         self._launched = True
         place = (len(self.done) + 1, len(unit), self._count_planned())
         with self.console.show_cohort(*place, self.sweep.format_time_left) as on_progress:
-            runs = [CohortRun(number, run.spec, run.folder, run.bare) for number, run in enumerate(unit)]
+            runs = [RunRequest(number, run.spec, run.folder, run.bare) for number, run in enumerate(unit)]
             cohort = Cohort(runs, on_progress)
             try:
                 results = [(unit[number], result) for number, result in cohort.run()]

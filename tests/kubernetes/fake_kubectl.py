@@ -58,6 +58,7 @@ def main(verb, *words):
     if verb == "create":
         manifest = json.load(sys.stdin)
         (STATE / f"{manifest['kind']}.json").write_text(json.dumps(manifest))
+        (STATE / "names").open("a").write(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}\n")
         if manifest["kind"] == "JobSet" and "FAKE_REFUSAL" in os.environ:
             sys.exit(os.environ["FAKE_REFUSAL"])
         if manifest["kind"] == "JobSet" and STATUS is None:
@@ -76,6 +77,8 @@ def main(verb, *words):
                 time.sleep(0.1)
     elif verb == "auth" or words[0] == "--raw":
         print("yes" if words[-1] in ("/apis/jobset.x-k8s.io/v1alpha2", "jobsets.jobset.x-k8s.io") else sys.exit("no"))
+    elif "--ignore-not-found" in words and verb == "get":
+        print("\n".join(name for name in (STATE / "names").read_text().split() if name == f"jobset/{words[1]}"))
     elif verb == "get":
         pods = {"items": json.loads(os.environ.get("FAKE_PODS", "[]"))}
         print(json.dumps({"status": STATUS or {"terminalState": "Completed"}} if words[0] == "jobset" else pods))

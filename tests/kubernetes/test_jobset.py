@@ -23,13 +23,14 @@ from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.spec import HardwareSpec, KubernetesSpec
+from scalebench.runner.jobs import PlannedJob
+from scalebench.runner.parent import RunRequest
 from scalebench.sweeps import jobset_runs
-from scalebench.sweeps.console import Console
-from scalebench.sweeps.plan import SweepRun
-from tests.builders.runs import simulated_config
+from tests.builders.runs import simulated_config, wait_until
 
 pytestmark = pytest.mark.cold
 HERE = Path(__file__).parent
+COMMAND = [sys.executable, "-m", "scalebench", "hardware=kubernetes", "hardware.devices=cpu"]
 SCHEMA = OmegaConf.to_container(OmegaConf.load(HERE / "jobset_v1alpha2.yaml"))
 
 
@@ -123,9 +124,10 @@ def cluster(kubectl, tmp_path):
     """Return a function that runs scalebench beside it."""
 
     def run(*words, path=f"{kubectl.parent}:{os.environ['PATH']}"):
-        command = [sys.executable, "-m", "scalebench", "hardware=kubernetes", "hardware.devices=cpu", *words]
         environment = os.environ | {"PATH": path}
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            [*COMMAND, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
 
     return run
 
@@ -150,6 +152,47 @@ def test_runs_take_turns_in_the_pods_of_a_jobset(cluster, tmp_path):
     assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
     key = (tmp_path / "state" / "Secret.json").read_text()
     assert logs["workers-0-0"] == logs["workers-0-1"] == "" and key not in done.stdout
+
+
+@pytest.fixture
+def interrupted(kubectl, tmp_path):
+    """Return a function that starts a sweep, and ends its program by a signal once the pods run."""
+
+    def interrupt(sign):
+        environment = os.environ | {"PATH": f"{kubectl.parent}:{os.environ['PATH']}"}
+        with subprocess.Popen([*COMMAND, *SWEEP], env=environment, cwd=tmp_path, stderr=subprocess.PIPE) as program:
+            wait_until((tmp_path / "state" / "leader-0-0" / "pid").exists, 120)
+            program.send_signal(sign)
+            return program.communicate(timeout=120)[1].decode()
+
+    return interrupt
+
+
+SWEEP = (
+    f"--multirun {' '.join(SMALL)} strategy=simulated gpus=2 measure.repeats=2 measure.monitor=false baseline=none "
+    "measure.min_s=3 sweep.report=false hydra.sweep.dir=sweep"
+).split()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGHUP])
+def test_the_jobset_of_a_program_that_ended_is_followed_by_the_next(sign, interrupted, cluster, tmp_path):
+    """Into another sweep, too; without resume=true its folders are refused."""
+    keeps = "scalebench: 1 job keeps running; the same command with resume=true waits for the rest\n"
+    assert interrupted(sign) == (keeps if sign == signal.SIGHUP else "")
+    name = json.loads((tmp_path / "sweep" / "1" / "job.json").read_text())["job_id"]
+    assert f"job {name} of {tmp_path}/sweep/0 still runs; resume=true waits for it" in cluster(*SWEEP).stderr
+    done = cluster(*SWEEP, "hydra.sweep.dir=again", "resume=true")
+    results = [read_result(tmp_path / "again" / number / "result.json") for number in "01"]
+    assert [(each.status, each.scheduler.job_id) for each in results] == [("ok", name)] * 2 and done.returncode == 0
+    assert (tmp_path / "state" / "names").read_text().splitlines() == [f"secret/{name}", f"jobset/{name}"]
+    assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
+
+
+def test_a_cancelled_jobset_is_deleted_and_its_runs_are_rows(interrupted, tmp_path):
+    assert interrupted(signal.SIGTERM) == "scalebench: cancelled\n"
+    assert (tmp_path / "state" / "deleted").read_text() == "jobset\nsecret\n"
+    results = [read_result(tmp_path / "sweep" / number / "result.json") for number in "01"]
+    assert [(each.status, each.reason) for each in results] == [("cancelled", "cancelled before it was over")] * 2
 
 
 DEAD = {
@@ -178,8 +221,9 @@ def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, 
     hardware = HardwareSpec(
         "pods", devices="cpu", gpus_per_node=1, max_nodes=2, this_machine=False, scheduler="kubernetes"
     )
-    run = SweepRun([], resolve(simulated_config(gpus=2, hardware=hardware)), folder=tmp_path / "0")
-    ((_, result),) = jobset_runs.follow([[[run]]], Console(False))
+    run = RunRequest(0, resolve(simulated_config(gpus=2, hardware=hardware)), tmp_path / "0")
+    follower = jobset_runs.JobSetFollower(lambda queue: None, print)
+    ((_, result),) = follower.follow([PlannedJob(run.folder, [[run]])], ())
     assert result.status == status and re.fullmatch(reason, result.reason)
     assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
 

@@ -17,9 +17,10 @@ from scalebench.core import process
 from scalebench.core.json_files import read_json
 from scalebench.core.machine.gpus import GpuRoom
 from scalebench.core.result import read_result
+from scalebench.runner.parent import RunRequest
 from scalebench.runner.turns import FolderWatch, Turns
 from scalebench.sweeps import cohort
-from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort, CohortRun
+from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
@@ -36,7 +37,7 @@ def simulated(gpus=1, measure=None, **options):
 
 
 def run_cohort(specs, folder, on_progress=lambda progress: None):
-    runs = [CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)]
+    runs = [RunRequest(n, spec, folder / str(n)) for n, spec in enumerate(specs)]
     return dict(Cohort(runs, on_progress).run())
 
 
@@ -127,7 +128,7 @@ def test_a_fault_ends_its_run_alone(fault, tmp_path):
 def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path, monkeypatch):
     park, made = Turns.park, list[Turns]()
     specs = [simulated(1), simulated(2), simulated(2)]
-    runs = [CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
+    runs = [RunRequest(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
     monkeypatch.setattr(cohort, "Turns", lambda spec: made.append(Turns(spec)) or made[-1])
     monkeypatch.setattr(Turns, "park", lambda self: park(self) and self is not made[1])
     results = dict(Cohort(runs, lambda progress: None).run())
@@ -217,7 +218,7 @@ def test_a_cohort_grows_only_as_far_as_the_gpus_allow():
         ([78, 70], "exclusive_process", False),  # the second process would find the GPU busy
         ([None, None], None, True),  # NVML does not say it
     ):
-        one = Cohort([CohortRun(0, simulated(1), Path("unused"))], lambda progress: None)
+        one = Cohort([RunRequest(0, simulated(1), Path("unused"))], lambda progress: None)
         rooms = [[GpuRoom(None if each is None else each * GIB, 80 * GIB, mode)] for each in free]
         assert one._fits_on_gpus(rooms) is fits
         assert not one._fits_on_gpus(rooms, 4) or not fits or free == [None, None], "four more are too many"
@@ -262,7 +263,7 @@ def test_a_report_that_is_renamed_into_the_folder_ends_a_wait(tmp_path):
 
 def test_parked_runs_use_no_processor_time(tmp_path):
     specs = [simulated(1, {"monitor": True}), simulated(2)]
-    runs = [CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
+    runs = [RunRequest(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
     idle = IdleCohort(runs, lambda progress: None)
     assert [result.status for _, result in idle.run()] == ["ok", "ok"]
     assert idle.used_s == pytest.approx(0.0, abs=1e-9)

@@ -13,7 +13,8 @@ from scalebench.core.probe_record import CollectiveRecord, ProbeRecord, Transfer
 from scalebench.core.result import Phases, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import ProgressFile, RankProgress
-from scalebench.runner.jobs import JobRequest, QueueState
+from scalebench.runner.jobs import QueueState
+from scalebench.runner.parent import RunRequest
 from scalebench.sweeps import console as consoles
 from scalebench.sweeps import estimate
 from scalebench.sweeps.cohort import CohortProgress
@@ -257,7 +258,7 @@ def test_the_first_running_jobs_show_their_phase(tmp_path):
     for number, gpus in enumerate((1, 2, 4)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        runs.append(JobRequest(number, simulated_spec(gpus=gpus), folder))
+        runs.append(RunRequest(number, simulated_spec(gpus=gpus), folder))
         if number:
             ProgressFile(folder, 0, 1).enter_phase("warmup")
     assert consoles.describe_queue(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; simulated gpus=2: warmup"

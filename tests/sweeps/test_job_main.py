@@ -13,7 +13,7 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, remove_run
 from scalebench.core.spec import write_spec
-from scalebench.runner.jobs.job import JobRun, JobRuns
+from scalebench.runner.jobs.job import JobRuns
 from scalebench.sweeps import job_main
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, find_running, record, simulated_spec, wait_until
@@ -21,7 +21,7 @@ from tests.builders.runs import find_run_processes, find_running, record, simula
 
 def write_job(folder, *units):
     """Write what a job does: units of runs by their numbers, whose folders are beside that of the job."""
-    runs = [[JobRun(number, f"../{number}") for number in unit] for unit in units] or [[JobRun(0, ".")]]
+    runs = [{f"../{number}": None for number in unit} for unit in units] or [{".": None}]
     folder.mkdir(exist_ok=True)
     write_json(folder / JOB_RUNS_FILE, JobRuns(runs))
 

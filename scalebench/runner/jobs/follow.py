@@ -13,8 +13,9 @@ from scalebench.core import process
 from scalebench.core.result import Result
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as job_results
-from scalebench.runner.jobs.job import JobRequest, PlannedJob, QueueState, SubmittedJob
+from scalebench.runner.jobs.job import PlannedJob, QueueState, SubmittedJob
 from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
+from scalebench.runner.parent import RunRequest
 
 POLL_INTERVAL_S = 0.5  # between two checks of the folders
 RESULT_LIMIT_S = 10.0  # for a result to appear in a shared folder after the scheduler reports the job as over
@@ -25,7 +26,7 @@ MAX_UNKNOWN = 8  # consecutive answers without a job that was in no answer befor
 CANCEL_LIMIT_S = 60.0  # for jobs to end after they are cancelled
 SILENCE_LIMIT_S = 3600.0  # for the scheduler not to answer, while no result comes in either
 
-JobResult = tuple[JobRequest, Result]
+JobResult = tuple[RunRequest, Result]
 
 
 class JobWatcher(Protocol):
@@ -82,7 +83,7 @@ class JobFollower:
         """Return the number of jobs that have been submitted and have no result yet."""
         return len({job.id for job in self._jobs})
 
-    def follow(self, jobs: Sequence[PlannedJob] = (), adopted: Sequence[JobRequest] = ()) -> Iterator[JobResult]:
+    def follow(self, jobs: Sequence[PlannedJob] = (), adopted: Sequence[RunRequest] = ()) -> Iterator[JobResult]:
         """Submit these jobs, and yield each of their runs with its result as soon as there is one, and so those of
         `adopted`, whose jobs were submitted before.
 
@@ -213,7 +214,7 @@ class JobFollower:
             job.cancelled = True
         return True
 
-    def _settle(self, request: JobRequest, job: SubmittedJob | Result) -> None:
+    def _settle(self, request: RunRequest, job: SubmittedJob | Result) -> None:
         if isinstance(job, SubmittedJob):
             self._jobs.append(job)
         else:

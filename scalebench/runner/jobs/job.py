@@ -9,18 +9,7 @@ from scalebench.cluster.job_states import WAITING_STATES, JobState
 from scalebench.cluster.submit import Submission
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_LOG
-from scalebench.core.spec import RunSpec
-
-
-@dataclass(eq=False)
-class JobRequest:
-    """A run to do in a job, in a folder of its own."""
-
-    number: int
-    spec: RunSpec
-    folder: Path
-    adopted: bool = False  # an earlier program submitted its job
-    bare: str | None = None  # fingerprint of its baseline without a wrapper
+from scalebench.runner.parent import RunRequest
 
 
 @dataclass(eq=False)
@@ -28,34 +17,26 @@ class PlannedJob:
     """A job to submit. Its log and script are in `folder`, which for a job of one run is that of the run."""
 
     folder: Path
-    units: list[list[JobRequest]]  # one after the other; the runs of a unit take turns
+    units: list[list[RunRequest]]  # one after the other; the runs of a unit take turns
 
     @property
-    def requests(self) -> list[JobRequest]:
+    def requests(self) -> list[RunRequest]:
         return [request for unit in self.units for request in unit]
 
 
 @dataclass
-class JobRun:
-    """A run of a job, as job_runs.json holds it."""
-
-    number: int
-    folder: str  # from that of the job
-    bare: str | None = None
-
-
-@dataclass
 class JobRuns:
-    """The content of job_runs.json."""
+    """The content of job_runs.json: the folders of the runs of each unit, from that of the job, each with the
+    fingerprint of its baseline without a wrapper."""
 
-    units: list[list[JobRun]]
+    units: list[dict[str, str | None]]
 
 
 @dataclass(eq=False)
 class SubmittedJob:
     """A run whose job has been submitted and that has no result yet. Times are by the clock of the JobFollower."""
 
-    request: JobRequest
+    request: RunRequest
     submission: Submission
     state: JobState | None = None  # in the scheduler's last answer
     unknown_count: int = 0  # later answers of the scheduler without this job
@@ -91,7 +72,7 @@ class QueueState:
     waiting: int  # not submitted yet
     pending: int
     reason: str | None  # the scheduler's most frequent reason why jobs are pending
-    runs: tuple[JobRequest, ...]  # whose jobs run now
+    runs: tuple[RunRequest, ...]  # whose jobs run now
     over: int
     error: str | None = None  # why the scheduler does not answer
     limit: str | None = None  # on submitted jobs, which the others wait for

@@ -24,9 +24,9 @@ from scalebench.runner.collect import (
     read_ranks,
     with_job_outcome,
 )
-from scalebench.runner.jobs.job import JobRequest, SubmittedJob
+from scalebench.runner.jobs.job import SubmittedJob
 from scalebench.runner.launchers import srun
-from scalebench.runner.parent import StartedRun
+from scalebench.runner.parent import RunRequest, StartedRun
 
 # Ends from outside the run; failures that ranks report then follow from them.
 EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}
@@ -79,7 +79,7 @@ def write_missing_result(job: SubmittedJob, slurm: Slurm) -> Result:
 
 
 def write_result_for(
-    request: JobRequest,
+    request: RunRequest,
     outcome: RunOutcome,
     slurm: Slurm | None = None,
     job: SubmittedJob | None = None,
@@ -95,7 +95,7 @@ def write_result_for(
         return make_unwritten_result(request, outcome, error)
 
 
-def make_unwritten_result(request: JobRequest, outcome: RunOutcome, error: OSError) -> Result:
+def make_unwritten_result(request: RunRequest, outcome: RunOutcome, error: OSError) -> Result:
     """Return a result that is in no file, since its folder cannot be written."""
     why = f"{request.folder} cannot be written: {error.strerror or error}"
     reason = f"{outcome.reason}; {why}" if outcome.reason else why

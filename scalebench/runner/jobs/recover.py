@@ -7,13 +7,16 @@ from pathlib import Path
 
 from scalebench.cluster.commands import Slurm, SlurmError
 from scalebench.cluster.job_states import JobStatePoller, is_over
+from scalebench.cluster.jobset import is_on_pods
+from scalebench.cluster.kubectl import Kubectl, KubectlError
 from scalebench.cluster.submit import read_submission
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, RunKey, is_owned
 from scalebench.core.spec import read_spec
 from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.follow import POLL_INTERVAL_S, JobWatcher, limit_result_wait_s, sleep_until_cancelled
-from scalebench.runner.jobs.job import JobRequest, SubmittedJob
+from scalebench.runner.jobs.job import SubmittedJob
+from scalebench.runner.parent import RunRequest
 
 MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 
@@ -31,19 +34,15 @@ def find_running_jobs(
     job that the scheduler does not list may be another cluster's, and is left alone. InputError where the scheduler
     does not answer: submitting a run again while it still runs would spoil both.
     """
-    jobs = _without_result(root)
+    jobs = _without_result(root, on_pods=False)
     if not jobs:
         return {}
     try:
         states = (watcher or JobStatePoller(slurm, interval_s=0.0)).look(list(dict.fromkeys(job.id for job in jobs)))
     except SlurmError as error:
-        first = jobs[0]
-        raise InputError(
-            f"it is unknown whether job {first.id} of {first.request.folder} still runs ({error}); "
-            f"try again later, or remove its {JOB_FILE}"
-        ) from error
+        raise _unknown(jobs[0], error) from error
     running, ended = {}, []
-    for job in sorted(jobs, key=lambda job: job.submission.submitted_at_s):
+    for job in jobs:
         job.state = states.get(job.id)
         if job.state is None:
             continue
@@ -65,8 +64,29 @@ def find_running_jobs(
     return running
 
 
-def _without_result(root: Path) -> list[SubmittedJob]:
-    """Return the jobs of this user that have no result; folders that cannot be read are skipped."""
+def find_jobsets(root: Path) -> dict[Path, RunKey]:
+    """Return the folders of runs at or below `root` whose JobSets exist. One that is over is followed as well: what it
+    has done is in its log. InputError as for jobs of SLURM."""
+    jobs = _without_result(root, on_pods=True)
+    try:
+        names = {job.id: job.request.spec.config.hardware.kubernetes.namespace for job in jobs}
+        present = {name for name, namespace in names.items() if Kubectl(namespace).has_jobset(name)}
+    except KubectlError as error:
+        raise _unknown(jobs[0], error) from error
+    runs = (job.request for job in jobs if job.id in present)
+    return {run.folder.absolute(): (run.spec.fingerprint, run.spec.config.repeat) for run in runs}
+
+
+def _unknown(job: SubmittedJob, error: Exception) -> InputError:
+    return InputError(
+        f"it is unknown whether job {job.id} of {job.request.folder} still runs ({error}); "
+        f"try again later, or remove its {JOB_FILE}"
+    )
+
+
+def _without_result(root: Path, on_pods: bool) -> list[SubmittedJob]:
+    """Return the jobs of this user, or JobSets, that have no result, in the order of submission; folders that cannot be
+    read are skipped."""
     jobs = []
     for path in sorted(root.rglob(JOB_FILE)):
         folder = path.parent
@@ -76,6 +96,6 @@ def _without_result(root: Path) -> list[SubmittedJob]:
             submission, spec = read_submission(folder), read_spec(folder)
         except (OSError, ValueError):  # InputError is one
             continue
-        if submission is not None and not (folder / RESULT_FILE).exists():
-            jobs.append(SubmittedJob(JobRequest(-1, spec, folder, adopted=True), submission))
-    return jobs
+        if submission is not None and is_on_pods(spec) == on_pods and not (folder / RESULT_FILE).exists():
+            jobs.append(SubmittedJob(RunRequest(-1, spec, folder), submission))
+    return sorted(jobs, key=lambda job: job.submission.submitted_at_s)

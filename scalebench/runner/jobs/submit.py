@@ -19,7 +19,8 @@ from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_RUNS_FILE, remove_
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as outcomes
-from scalebench.runner.jobs.job import JobRequest, JobRun, JobRuns, PlannedJob, SubmittedJob
+from scalebench.runner.jobs.job import JobRuns, PlannedJob, SubmittedJob
+from scalebench.runner.parent import RunRequest
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the next tries; the controller may just be restarting
 LIMIT_PAUSE_S = 30.0  # before the next try where the user or the cluster has too many jobs
@@ -47,7 +48,7 @@ class Submitter:
     def ready(self) -> bool:
         return bool(self.waiting) and self._clock() >= self._not_before_s
 
-    def next(self) -> list[tuple[JobRequest, SubmittedJob | Result]]:
+    def next(self) -> list[tuple[RunRequest, SubmittedJob | Result]]:
         """Submit the first waiting job. Return its runs, each with its result where it cannot be submitted; none: try
         again later."""
         job = self.waiting[0]
@@ -72,7 +73,7 @@ class Submitter:
         if outcome is not None:
             return [(request, outcomes.write_result_for(request, outcome)) for request in job.requests]
         self._tries, self.limit = 0, None
-        submitted: list[tuple[JobRequest, SubmittedJob | Result]] = []
+        submitted: list[tuple[RunRequest, SubmittedJob | Result]] = []
         for request in job.requests:
             own = replace(submission, job_folder=os.path.relpath(job.folder, request.folder))
             write_submission(own, request.folder)
@@ -88,7 +89,7 @@ class Submitter:
         return True
 
 
-def adopt_job(request: JobRequest) -> SubmittedJob | Result:
+def adopt_job(request: RunRequest) -> SubmittedJob | Result:
     """Return the job that an earlier program submitted; a failed result where it left no job.json."""
     reason = f"{request.folder} holds no {JOB_FILE}, so that its job cannot be followed"
     try:
@@ -111,7 +112,5 @@ def prepare_job_folders(job: PlannedJob) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (JOB_FILE, JOB_LOG):
             (folder / name).unlink(missing_ok=True)
-    runs = [
-        [JobRun(run.number, os.path.relpath(run.folder, job.folder), run.bare) for run in unit] for unit in job.units
-    ]
-    write_json(job.folder / JOB_RUNS_FILE, JobRuns(runs))
+    units = [{os.path.relpath(run.folder, job.folder): run.bare for run in unit} for unit in job.units]
+    write_json(job.folder / JOB_RUNS_FILE, JobRuns(units))

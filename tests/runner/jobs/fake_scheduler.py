@@ -9,7 +9,8 @@ from scalebench.cluster.job_states import JobState
 from scalebench.cluster.submit import Submission
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import JOB_LOG
-from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob, QueueState
+from scalebench.runner.jobs import JobFollower, PlannedJob, QueueState
+from scalebench.runner.parent import RunRequest
 from tests.builders.runs import record, simulated_spec
 
 BEGUN_S = 1_700_000_000.0  # of the scheduler's clock, which is not that of this host
@@ -141,18 +142,17 @@ class Sweep:
     def requests(self, count=None, gpus=1):
         count = len(self.scheduler.scripts) if count is None else count
         return [
-            JobRequest(number, simulated_spec(gpus, repeat=number), self.folder / str(number))
+            RunRequest(number, simulated_spec(gpus, repeat=number), self.folder / str(number))
             for number in range(count)
         ]
 
-    def ends(self, requests=None):
+    def ends(self, requests=None, adopted=()):
         requests = self.requests() if requests is None else requests
-        return [(each.number, result) for each, result in self.follow(requests)]
+        return [(each.number, result) for each, result in self.follow(requests, adopted)]
 
-    def follow(self, requests):
-        """Follow these runs, each a job of its own."""
-        jobs = [PlannedJob(each.folder, [[each]]) for each in requests if not each.adopted]
-        return self.follower.follow(jobs, [each for each in requests if each.adopted])
+    def follow(self, requests, adopted=()):
+        """Follow these runs, each a job of its own, and those that were submitted before."""
+        return self.follower.follow([PlannedJob(each.folder, [[each]]) for each in requests], adopted)
 
 
 def end_of(folder, script=None, gpus=1, scheduler=None):

@@ -16,7 +16,7 @@ from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_RUNS_FILE, RESULT_
 from scalebench.core.spec import read_spec
 from scalebench.runner import parent as run_module
 from scalebench.runner.jobs import PlannedJob, follow, outcome
-from scalebench.runner.jobs.job import JobRun, JobRuns
+from scalebench.runner.jobs.job import JobRuns
 from scalebench.runner.jobs.submit import LIMIT_PAUSE_S, RETRY_PAUSES_S
 from scalebench.sweeps.console import describe_queue_counts
 from tests.runner.jobs.fake_scheduler import (
@@ -101,9 +101,11 @@ def test_adopted_jobs_are_followed_and_not_submitted(tmp_path):
         next(results)
     scheduler = first.scheduler
     scheduler.scripts = [SUCCESSFUL]
-    requests[0].adopted = True
     second = Sweep(tmp_path, scheduler, max_jobs=1)
-    assert [(number, result.status) for number, result in second.ends(requests)] == [(0, "ok"), (1, "ok")]
+    assert [(number, result.status) for number, result in second.ends(requests[1:], requests[:1])] == [
+        (0, "ok"),
+        (1, "ok"),
+    ]
     assert scheduler.submitted == [tmp_path / "0", tmp_path / "1"]
 
 
@@ -111,11 +113,10 @@ def test_adopted_jobs_are_followed_and_not_submitted(tmp_path):
 def test_an_adopted_run_without_a_job_id_is_a_failed_result(left, word, tmp_path):
     sweep = Sweep(tmp_path, Scheduler())
     (each,) = sweep.requests(1)
-    each.adopted = True
     if left is not None:
         each.folder.mkdir()
         (each.folder / "job.json").write_text(left)
-    ((_, result),) = sweep.ends([each])
+    ((_, result),) = sweep.ends([], [each])
     assert result.status == "failed" and result.reason is not None and word in result.reason
 
 
@@ -265,7 +266,7 @@ def test_runs_of_one_job_are_submitted_once_and_followed_each(tmp_path):
     assert ends[2] == ends[3] == ("unsupported", "no such partition")
     assert sweep.scheduler.submitted == [tmp_path / "job0"]
     assert read_submission(second.folder).job_folder == "../job0"
-    assert read_record(tmp_path / "job0" / JOB_RUNS_FILE, JobRuns).units == [[JobRun(0, "../0"), JobRun(1, "../1")]]
+    assert read_record(tmp_path / "job0" / JOB_RUNS_FILE, JobRuns).units == [{"../0": None, "../1": None}]
 
 
 def test_without_a_controller_each_run_fails_after_one_try(tmp_path):

@@ -13,8 +13,8 @@ from scalebench.core.result import SchedulerRecord
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import srun
-from scalebench.runner.parent import run_spec
-from scalebench.sweeps.cohort import Cohort, CohortRun
+from scalebench.runner.parent import RunRequest, run_spec
+from scalebench.sweeps.cohort import Cohort
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until
 from tests.runner.launchers import fake_srun
@@ -56,7 +56,7 @@ def test_steps_of_a_job_take_turns(fitting, job, tmp_path, monkeypatch):
     }  # fmt: skip
     specs = [job.spec(gpus, measure=measure) for gpus in (1, 2)]
     datasets.prepare(specs[0].config)
-    runs = [CohortRun(number, spec, tmp_path / str(number)) for number, spec in enumerate(specs)]
+    runs = [RunRequest(number, spec, tmp_path / str(number)) for number, spec in enumerate(specs)]
     results = [result for _, result in Cohort(runs, lambda progress: None).run()]
     assert [(result.status, result.reason) for result in results] == [("ok", None)] * fitting
     for result in results:

@@ -9,8 +9,8 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.runner.parent import run_spec
-from scalebench.sweeps.cohort import Cohort, CohortRun
+from scalebench.runner.parent import RunRequest, run_spec
+from scalebench.sweeps.cohort import Cohort
 from scalebench.testing import FaultContract
 from scalebench.workloads import datasets
 from tests.builders.runs import find_running
@@ -42,7 +42,7 @@ def make_spec(strategy, gpus, tmp_path, *overrides):
 
 def run_cohort(specs, folder, **options):
     cohort = Cohort(
-        [CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)], lambda progress: None, **options
+        [RunRequest(n, spec, folder / str(n)) for n, spec in enumerate(specs)], lambda progress: None, **options
     )
     return [result for _, result in cohort.run()]
 
