@@ -14,6 +14,7 @@ from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES
 
 WRITE_INTERVAL_S = 0.5
 PARKED = "parked"  # the phase of a rank that waits for its turn
+TRIED = "tried"  # reported where a try of a batch search is over; `metric` says which, and how
 READY = "ready"  # the phase of a rank that is set up, and waits with its first step until others have warmed up
 
 

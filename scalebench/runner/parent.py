@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from scalebench.core.errors import InputError
@@ -145,13 +146,13 @@ class StartedRun:
         """Run the ranks, once or for each try of a batch search."""
         if self.spec.config.measure.search == max_batch.MAX_BATCH_SEARCH:
             self.search = max_batch.BatchSearch(self.spec, self.folder, self.id.id)
-            return self.search.run(lambda *trial: _launch_once(self.id.id, module, *trial), on_progress)
+            return self.search.run(partial(_launch_once, self.id.id), on_progress)
         local = not nodes.has_node_reports(self.spec)
         self.monitor = MonitorProcess(self.spec, self.folder, local=local, run_id=self.id.id)
         if self.turns is not None:
             self.turns.monitor = self.monitor
         with self.monitor:
-            return _launch_once(self.id.id, module, self.spec, self.folder, on_progress, self.turns)
+            return _launch_once(self.id.id, self.spec, self.folder, on_progress, module, self.turns)
 
     def finish(self, outcome: RunOutcome) -> Result:
         """Write result.json, which no signal interrupts, and return it; UnwrittenResult where that fails."""
@@ -210,7 +211,12 @@ class StartedRun:
 
 
 def _launch_once(
-    run_id: str, module: str, spec: RunSpec, folder: Path, on_progress: OnProgress, turns: Turns | None = None
+    run_id: str,
+    spec: RunSpec,
+    folder: Path,
+    on_progress: OnProgress,
+    module: str = WORKER,
+    turns: Turns | None = None,
 ) -> RunOutcome:
     """Launch the ranks once, and return how that ended."""
     kills_before, independent = machine.oom_kills(), spec.config.strategy.independent

@@ -19,7 +19,7 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
 from scalebench.core.untrusted import clean_text
-from scalebench.measure.progress import RankProgress, read_progress
+from scalebench.measure.progress import TRIED, RankProgress, read_progress
 from scalebench.sweeps import estimate as estimates
 from scalebench.sweeps.pace import read_pace
 
@@ -195,6 +195,9 @@ class Console:
         with self.show_line(head, f"{head} ...{_parenthesize(time_left())}", is_debugged=is_debugged) as update:
 
             def look(ranks: list[RankProgress]) -> None:
+                if ranks and ranks[0].phase == TRIED:
+                    self.print_line(f"{head}: {ranks[0].metric}")
+                    return
                 pace = [] if is_debugged else _describe_pace(ranks, spec)
                 plain = f"{head}: {', '.join(pace)}" if len(pace) > 1 else ""
                 update(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}", plain)

@@ -15,7 +15,7 @@ from scalebench.core.stats.steady_state import MIN_BLOCKS
 from scalebench.measure.progress import RankProgress
 from scalebench.measure.stopping_rule import MIN_REPEAT_BLOCKS, MIN_WARMUP_STEPS
 from scalebench.measure.timing import choose_block_s
-from scalebench.runner.max_batch import estimate_try_counts
+from scalebench.runner.max_batch import estimate_launches
 from scalebench.sweeps.pace import Pace, PaceEntry, find_pace
 from scalebench.sweeps.plan import SweepRun
 from scalebench.workloads import datasets
@@ -48,7 +48,7 @@ def estimate_s(spec: RunSpec, pace: Pace | None = None) -> Range:
         is_certain = stop.target is None and (step_s > 0 or (stop.epochs, stop.steps) == (None, None))
         return start_s + probes_s + (training_s if is_certain else 0.0), start_s + probes_s + training_s
     least_s, most_s = (start_s + sum(limits) for limits in zip(*phases.values(), strict=True))
-    fewest, most = (1, 1) if search == "none" else estimate_try_counts(spec.config, spec.gpus)
+    fewest, most = (1, 1) if search == "none" else estimate_launches(spec)
     return fewest * least_s, most * most_s
 
 
