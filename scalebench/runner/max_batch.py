@@ -85,46 +85,45 @@ class BatchSearch:
         self._deadline_s = time.monotonic() + spec.config.measure.timeout_s
 
     def run(self, attempt: Attempt, on_progress: OnProgress) -> RunOutcome:
-        """Try until the largest batch is known. The outcome is not ok where not even one sample fits, and where a
+        """Try until the largest batch is tried. The outcome is not ok where not even one sample fits, and where a
         try fails in another way, whose status the run then has."""
         started_s = time.monotonic()
         config = self._requested.config
         train, maximum = config.train, batch_tries.max_samples_per_device(config, self._requested.gpus)
-        known: dict[int, bool] = {}  # batches that fit or do not, by the tries in one process
+        tried: dict[int, bool] = {}  # batches that fit or do not, by the tries in one process
         if batch_tries.can_try_in_one_process(self._requested):
-            known = self._try_in_one_process(attempt, on_progress)
+            tried = self._try_in_one_process(attempt, on_progress)
 
         def fits(batch: int) -> bool:
-            if batch not in known:
-                known[batch] = self._fits(batch, attempt, on_progress)
-            return known[batch]
+            if batch not in tried:
+                tried[batch] = self._fits(batch, attempt, on_progress)
+            return tried[batch]
 
         start, fewest = train.batch_per_device, train.accumulate
         try:
             while (last := batch_tries.largest_batch(start, maximum, fewest, fits) or fewest) not in self._outcomes:
-                known[last] = self._fits(last, attempt, on_progress)
-            outcome = self._answer(last if known[last] else None, maximum, fewest)
+                tried[last] = self._fits(last, attempt, on_progress)
+            outcome = self._answer(last if tried[last] else None, maximum, fewest)
         except _SearchEnded as over:
             outcome = over.outcome
         return dataclasses.replace(outcome, wall_s=time.monotonic() - started_s)
 
     def _try_in_one_process(self, attempt: Attempt, on_progress: OnProgress) -> dict[int, bool]:
         """Have one process try batch after batch, and return which fit; those that it did not come to are missing."""
-        known: dict[int, bool] = {}
+        tried: dict[int, bool] = {}
 
         def read(ranks: list[RankProgress]) -> None:
             on_progress(ranks)
             folders = {int(path.name.removeprefix("try_")): path for path in self._folder.glob("try_*")}
-            found = {batch: read_ranks(folders[batch], 1, self._run_id)[0] for batch in folders.keys() - known.keys()}
-            tried = [(record.marks_s["launch"], batch, record) for batch, record in found.items() if record is not None]
-            for _, batch, record in sorted(tried, key=lambda each: each[0]):
-                if record.status in ("ok", "oom"):
-                    known[batch] = record.status == "ok"
-                    self._record_try(batch, record, [record], on_progress)
+            records = [(batch, read_ranks(folders[batch], 1, self._run_id)[0]) for batch in folders.keys() - tried]
+            ended = [(batch, record) for batch, record in records if record is not None]
+            for batch, record in sorted(ended, key=lambda each: each[1].marks_s["launch"]):
+                tried[batch] = record.status == "ok"
+                self._record_try(batch, record, [record], on_progress)
 
         attempt(self._requested, self._folder, read, batch_tries.MODULE)
         read([])
-        return known
+        return tried
 
     def _fits(self, batch: int, attempt: Attempt, on_progress: OnProgress) -> bool:
         if self._left_s <= 0 and not self._requested.config.debug:
@@ -167,8 +166,8 @@ class BatchSearch:
         rate = samples / max(seconds) if is_ok and samples and max(seconds, default=0.0) > 0 else None
         sizes = max(peaks, default=None), max(resident, default=None)
         self.answer.trials.append(BatchTrial(batch, outcome.status, outcome.reason, *sizes, rate))
-        said = f"try {len(self.answer.trials)}: batch {batch} per device {'fits' if is_ok else 'does not fit'}"
-        on_progress([RankProgress(0, os.getpid(), TRIED, time.time(), metric=said)])
+        text = f"try {len(self.answer.trials)}: batch {batch} per device {'fits' if is_ok else 'does not fit'}"
+        on_progress([RankProgress(0, os.getpid(), TRIED, time.time(), metric=text)])
 
     def _with_more_memory(
         self, batch: int, before: RunOutcome, attempt: Attempt, on_progress: OnProgress
