@@ -258,7 +258,7 @@ MADE = {
     "the import fails": {"code": "1 / 0\n"},
     "the YAML names no class": {"target": None},
     "there is no YAML": {"yaml": None},
-    "a data set or model has no entry point": {"group": "dataset"},
+    "a data set has no entry point": {"group": "dataset"},
     "a name is taken by a built-in": {"name": "ddp"},
 }
 
