@@ -35,11 +35,17 @@ class Column:
     kind: str
     limits: bool  # it has two more columns with its 95 % interval
     pool: str
+    head: str  # in tables of a report
     about: str  # in docs/reference/results.md
 
     @property
     def limit_names(self) -> tuple[str, ...]:
         return limit_names(self.name) if self.limits else ()
+
+
+def select_heads(names: str) -> dict[str, str]:
+    """Return the heads that these columns have in tables, by their names."""
+    return {name: HEADS[name] for name in names.split()}
 
 
 def limit_names(name: str) -> tuple[str, str]:
@@ -49,8 +55,9 @@ def limit_names(name: str) -> tuple[str, str]:
 
 
 with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
-    COLUMNS = tuple(Column(row["name"], row["kind"], bool(row["limits"]), row["pool"], row["about"])
+    COLUMNS = tuple(Column(row["name"], row["kind"], bool(row["limits"]), row["pool"], row["head"], row["about"])
                     for row in csv.DictReader(_file))  # fmt: skip
+HEADS = {column.name: column.head for column in COLUMNS}
 FRAME_COLUMNS = [name for column in COLUMNS for name in (column.name, *column.limit_names)]
 COLUMN_KINDS = {column.name: column.kind for column in COLUMNS} | {"repeats": COUNT}  # limits are numbers
 

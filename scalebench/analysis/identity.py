@@ -238,13 +238,7 @@ TRAINED_COLUMNS = tuple(name for name in CURVE_COLUMNS if name != "seed")
 # A curve and these tell the rows of a workload apart, unless they differ in a key without a column.
 _ROW_COLUMNS = (
     *(name for name in CURVE_COLUMNS if name != "other_settings"),
-    "gpus",
-    "scaling",
-    "batch_per_device",
-    "global_batch",
-    "learning_rate",
-    "target",
-    "sequence_length",
+    *("gpus", "scaling", "batch_per_device", "global_batch", "learning_rate", "target", "sequence_length"),
 )
 # Device ids and the layout over nodes cannot be equal for unequal numbers of devices.
 DEVICES_OR_BATCH_COLUMNS = tuple(name for name in TRAINED_COLUMNS if name not in ("device_ids", "layout"))

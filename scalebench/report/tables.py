@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from scalebench.analysis.columns import TOKEN_RATES, estimate_of
+from scalebench.analysis.columns import HEADS, TOKEN_RATES, estimate_of
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
@@ -28,24 +28,13 @@ SORT_COLUMNS = ["model", "dataset", "hardware", "scaling", "strategy", "gpus", "
 SHARED_COLUMNS = ("model", "hardware", "scaling")  # shown once, above the table, if all rows agree
 # Shown as columns if rows differ in them, and otherwise not at all.
 DIFFERING_COLUMNS = (
-    *(
-        "dataset",
-        "feed",
-        "prefetch",
-        "batch_per_device",
-        "sequence_length",
-        "model_params",
-        "precision",
-        "data_format",
-        "compile",
-    ),
-    *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
-    *("weight_decay", "accumulate", "target", "seed"),
-)
+    "dataset feed prefetch batch_per_device sequence_length model_params precision data_format compile bind layout "
+    "transports optimizer learning_rate_rule base_batch learning_rate weight_decay accumulate target seed"
+).split()
 # Likewise; null, which is no choice, counts as a value.
 CHOICE_COLUMNS = ("model_options", "device_ids", "environment", "train_options", "other_settings")
 
-THROUGHPUT_HEAD, TOKENS_HEAD = "samples/s (95 %)", "tokens/s"
+THROUGHPUT_HEAD, TOKENS_HEAD = HEADS[doc.THROUGHPUT], HEADS["tokens_per_s"]
 STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
 SETTING_START = re.compile(r"\s+(?=[\w.]+=)")  # of the next `key=value`; a value may have spaces

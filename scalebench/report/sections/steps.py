@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
+from scalebench.analysis.columns import HEADS, select_heads
 from scalebench.analysis.identity import CURVE_COLUMNS, collect, column_key
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import Row, decide_ratio
@@ -32,42 +33,37 @@ class StepPart:
     """A part of a step, or a figure that was measured beside its parts."""
 
     column: str  # of the frame
-    name: str
     reasons: tuple[str, ...]  # quantities of the probes; the first that has a reason says why the figure is missing
     remark: str = ""
+
+    @property
+    def name(self) -> str:
+        return HEADS[self.column]
 
     def explain(self, reasons: Mapping[str, str]) -> str:
         """Return why it was not measured."""
         return next((reasons[name] for name in self.reasons if name in reasons), TOO_FEW_BLOCKS)
 
 
-EXPOSED_SYNC = StepPart("sync_exposed_s", "exposed sync", ("exposed",), "what gradient synchronization adds to a step")
+EXPOSED_SYNC = StepPart("sync_exposed_s", ("exposed",), "what gradient synchronization adds to a step")
 # The parts of a step and their names in document.PARTS, in the order in which they happen.
 STEP_PARTS = {
-    StepPart("data_s", "data loading", ("data",)): "data",
-    StepPart("forward_s", "forward", ("forward",)): "forward",
-    StepPart("backward_s", "backward", ("backward", "forward")): "backward",
-    StepPart("optimizer_s", "optimizer", ("optimizer", "backward")): "optimizer",
+    StepPart("data_s", ("data",)): "data",
+    StepPart("forward_s", ("forward",)): "forward",
+    StepPart("backward_s", ("backward", "forward")): "backward",
+    StepPart("optimizer_s", ("optimizer", "backward")): "optimizer",
     EXPOSED_SYNC: "sync",
 }
 OTHER_FIGURES = [
-    StepPart(column, name, (reason,), remark)
-    for column, name, reason, remark in (
-        ("imbalance_s", "imbalance", "imbalance", "wait of a device for the slowest, on average; in exposed sync"),
-        ("sync_isolated_s", "isolated sync", "isolated", "gradient synchronization alone, with nothing to overlap"),
-        ("copy_s", "host-to-device copy", "copy", "of a batch, alone; hidden if batches are prefetched"),
-    )
+    StepPart("imbalance_s", ("imbalance",), "wait of a device for the slowest, on average; in exposed sync"),
+    StepPart("sync_isolated_s", ("isolated",), "gradient synchronization alone, with nothing to overlap"),
+    StepPart("copy_s", ("copy",), "of a batch, alone; hidden if batches are prefetched"),
 ]
 IMBALANCE, ISOLATED_SYNC, _ = OTHER_FIGURES
 INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
 REST, REST_COLUMN = "unattributed", "rest_s"
 MAX_BARS = 40  # of a chart
-PHASES = {
-    "sync_negotiate_s": "negotiate",
-    "sync_queue_s": "queue",
-    "sync_memcpy_s": "memory copies",
-    "sync_allreduce_s": "all-reduce",
-}
+PHASES = select_heads("sync_negotiate_s sync_queue_s sync_memcpy_s sync_allreduce_s")
 CAPTION = (
     "Time of one step. Exposed sync is what gradient synchronization adds to a step, including the wait for the "
     "slowest device but not what overlaps with the backward pass. Unattributed is the step less the parts that "
@@ -208,7 +204,7 @@ def _explain_missing(report_data: ReportData, row: doc.Cells, parts: Iterable[St
     return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
 
 
-STEP_HEADS = {"step_s": "a step", **{part.column: part.name for part in STEP_PARTS}, REST_COLUMN: REST}
+STEP_HEADS = select_heads("step_s data_s forward_s backward_s optimizer_s sync_exposed_s") | {REST_COLUMN: REST}
 step_groups = spec.Groups(
     "step",
     [
@@ -242,12 +238,7 @@ EPOCH_CAPTION = (
 
 
 PROBED_PARTS = (EXPOSED_SYNC, ISOLATED_SYNC, IMBALANCE)
-SYNC_HEADS = {
-    **{part.column: part.name for part in PROBED_PARTS},
-    "sync_per_epoch_s": "sync per epoch",
-    "steps_per_epoch": "steps per epoch",
-    "syncs_per_epoch": "messages",
-}
+SYNC_HEADS = select_heads("sync_exposed_s sync_isolated_s imbalance_s sync_per_epoch_s steps_per_epoch syncs_per_epoch")
 
 
 def _describe_messages(row: doc.Cells) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.columns import select_heads
 from scalebench.analysis.identity import group_by
 from scalebench.analysis.rows import generalisation_gap
 from scalebench.analysis.scaling_curves import Curve
@@ -275,15 +276,10 @@ def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
     return merged
 
 
-EPOCH_HEADS = {
-    "epoch_s": "epoch (95 %)",
-    "steps_per_epoch": "steps per epoch",
-    "device_hours_per_epoch": "device time per epoch",
-    "energy_j_per_epoch": "GPU energy per epoch",
-    "time_to_target_s": "time to target",
-    "device_hours_to_target": "device time to target",
-    "energy_j_to_target": "GPU energy to target",
-}
+EPOCH_HEADS = select_heads(
+    "epoch_s steps_per_epoch device_hours_per_epoch energy_j_per_epoch time_to_target_s device_hours_to_target "
+    "energy_j_to_target"
+)
 epoch_groups = spec.Groups(
     "epochs",
     [

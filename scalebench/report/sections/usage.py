@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis.columns import select_heads
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core import units
@@ -23,22 +24,11 @@ from scalebench.report.tables import format_throughput
 
 # The counters of a node's interfaces hold the traffic of all programs, and none of ranks that share the node.
 BETWEEN_NODES = ("net_sent_bytes_per_s", "net_received_bytes_per_s")
-HEADS = {
-    "gpu_util_mean": "GPU utilisation",
-    "gpu_power_w_mean": "power",
-    "peak_memory_bytes": "device memory",
-    "sm_clock_mhz_mean": "GPU clock",
-    "sm_clock_mhz_min": "lowest GPU clock",
-    "mem_clock_mhz_min": "lowest memory clock",
-    "cpu_util_mean": "CPU utilisation",
-    "rss_peak_bytes": "memory of a rank",
-    "pcie_sent_bytes_per_step": "PCIe, sent, a step",
-    "pcie_received_bytes_per_step": "PCIe, received, a step",
-    "nvlink_sent_bytes_per_step": "NVLink, sent, a step",
-    "nvlink_received_bytes_per_step": "NVLink, received, a step",
-    "net_sent_bytes_per_s": "network, sent",
-    "net_received_bytes_per_s": "network, received",
-}
+HEADS = select_heads(
+    "gpu_util_mean gpu_power_w_mean peak_memory_bytes sm_clock_mhz_mean sm_clock_mhz_min mem_clock_mhz_min "
+    "cpu_util_mean rss_peak_bytes pcie_sent_bytes_per_step pcie_received_bytes_per_step nvlink_sent_bytes_per_step "
+    "nvlink_received_bytes_per_step net_sent_bytes_per_s net_received_bytes_per_s"
+)
 TABLE_CAPTION = (
     "Utilisation, power and clock: means over time, by all programs; busier is not faster, since a kernel or a loop "
     "may wait. Power: of all devices together. Memory: of the fullest device, and of the largest rank. Network: of "
