@@ -20,19 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from scalebench.analysis import columns, throughput
 from scalebench.analysis import rows as run_rows
-from scalebench.analysis import throughput
-from scalebench.analysis.columns import (
-    COLUMNS,
-    COUNT,
-    FRAME_COLUMNS,
-    RATE,
-    TEXT,
-    TOKEN_RATES,
-    TRUTH,
-    interval_cells,
-    make_frame,
-)
 from scalebench.analysis.identity import Baselines, configuration_key, find_other_settings, group_by, is_comparable
 from scalebench.analysis.rows import Cells, RunSummary
 from scalebench.core.stats.estimates import Estimate, scale_estimate
@@ -123,7 +112,7 @@ class Configurations:
     def make_frame(self) -> pd.DataFrame:
         """Return the frame of `pooled`, in the order of the runs."""
         configurations = list(dict.fromkeys(self._by_run[run.run_id] for run in self._runs))
-        return make_frame(list(map(self.make_row, configurations)), [*FRAME_COLUMNS, "repeats"])
+        return columns.make_frame(list(map(self.make_row, configurations)), [*columns.FRAME_COLUMNS, "repeats"])
 
     def estimate_ratio(self, row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
         """Return the throughput of a row of the pooled frame over that of another, as `pooled` describes; of unknown
@@ -213,9 +202,9 @@ class Configurations:
             ratio = self.divide(own, bare).to_estimate()
         cells.update(run_rows.overhead_cells(ratio))
         if repeats > 1:
-            cells.update(interval_cells(RATE, rate))
+            cells.update(columns.interval_cells(columns.RATE, rate))
             cells["interval_over"] = "repeats"
-            for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu", *TOKEN_RATES):
+            for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu", *columns.TOKEN_RATES):
                 values = [row[name] for row in configuration.rows if row.get(name) is not None]
                 cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
         flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
@@ -257,7 +246,7 @@ def pair_interleaved(
 def _merge_rows(rows: Sequence[Cells]) -> Cells:
     """Return the cells of several repeats as those of one row, without figures that rest on their throughputs."""
     cells: Cells = {}
-    for column in COLUMNS:
+    for column in columns.COLUMNS:
         name, present = column.name, [row for row in rows if row.get(column.name) is not None]
         if not column.limits:
             cells[name] = pool_values(column.kind, column.pool, [row.get(name) for row in rows])
@@ -265,8 +254,8 @@ def _merge_rows(rows: Sequence[Cells]) -> Cells:
             # Such as the probes, which only the first repeat has: over its blocks.
             cells |= {limit: present[0].get(limit) for limit in (name, *column.limit_names)}
         else:
-            is_pooled = present and column.pool != "ratio"
-            cells |= interval_cells(name, mean_over_repeats([row[name] for row in present]) if is_pooled else None)
+            values = [row[name] for row in present if column.pool != "ratio"]
+            cells |= columns.interval_cells(name, mean_over_repeats(values) if values else None)
     return cells
 
 
@@ -277,15 +266,15 @@ def pool_values(kind: str, pool: str, values: Sequence[Any]) -> Any:
         return None
     if pool == "union":
         return " ".join(dict.fromkeys(" ".join(present).split())) or None
-    if kind == TRUTH:  # a steady repeat says nothing about one with too few blocks to decide
+    if kind == columns.TRUTH:  # a steady repeat says nothing about one with too few blocks to decide
         return False if False in present else None if len(present) < len(values) else True
     if pool == "first" or present.count(present[0]) == len(present):
         return present[0]
     if pool == "only":
         return None
-    if kind == TEXT:
+    if kind == columns.TEXT:
         return " ".join(dict.fromkeys(present))
     if pool in ("min", "max"):
         return (min if pool == "min" else max)(present)
     mean = math.fsum(present) / len(present)
-    return round(mean) if kind == COUNT else mean
+    return round(mean) if kind == columns.COUNT else mean

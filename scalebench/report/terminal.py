@@ -21,20 +21,9 @@ from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.report import document as doc
-from scalebench.report import tables
+from scalebench.report import sections, tables
 from scalebench.report.flag_text import explain_flag
 from scalebench.report.report_data import read_operations
-from scalebench.report.sections import (
-    answer,
-    attribution,
-    batches,
-    collectives,
-    memory,
-    operations,
-    parallelism,
-    steps,
-    training,
-)  # fmt: skip
 from scalebench.report.terminal_table import CHIP_STYLES, Part, RunTable, UncutTable, make_rich_table, render
 
 if TYPE_CHECKING:
@@ -69,22 +58,22 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
         pairs = advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
         winners |= {pair[1]["run_id"] for pair in pairs if pair is not None}
     yield from RunTable(runs.pooled, runs.baseline_label).list_parts(width, winners, wide)
-    yield from _make_paragraph(answer.list_terminal_sentences(curves, estimate_ratio), "bold")
-    yield from render(training.make_terminal_tables(runs.frame, wide))
-    yield from _make_paragraph(training.list_terminal_sentences(runs.frame))
-    if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
+    yield from _make_paragraph(sections.answer.list_terminal_sentences(curves, estimate_ratio), "bold")
+    yield from render(sections.training.make_terminal_tables(runs.frame, wide))
+    yield from _make_paragraph(sections.training.list_terminal_sentences(runs.frame))
+    if (memory_table := sections.memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
-        yield from _make_paragraph(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
-    yield from _make_paragraph(batches.list_terminal_sentences(curves, estimate_ratio))
-    yield from render(parallelism.make_terminal_blocks(runs.pooled, estimate_ratio))
+        yield from _make_paragraph(sections.memory.list_terminal_sentences(runs.pooled, estimate_ratio))
+    yield from _make_paragraph(sections.batches.list_terminal_sentences(curves, estimate_ratio))
+    yield from render(sections.parallelism.make_terminal_blocks(runs.pooled, estimate_ratio))
     if runs.probe_folders:
         measured, transfers = read_operations(runs.probe_folders)
         yield ""
         if len(measured):
-            yield from render(collectives.make_collective_tables(measured))
-            yield from collectives.list_comparisons(measured)
+            yield from render(sections.collectives.make_collective_tables(measured))
+            yield from sections.collectives.list_comparisons(measured)
         if len(transfers):
-            yield from render([collectives.make_bandwidth_table(transfers)])
+            yield from render([sections.collectives.make_bandwidth_table(transfers)])
 
 
 def _make_paragraph(sentences: Sequence[str], style: str = "") -> Iterator[Part]:
@@ -155,16 +144,16 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     cells = summarize_run(result, folder).cells
     yield _make_column_table(cells, RUN_COLUMNS)
     yield from render(f"{name}: {text}" for name, text in list_remarks(result, cells, folder))
-    yield from render(parallelism.make_stage_blocks(result))
+    yield from render(sections.parallelism.make_stage_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:
-        yield steps.describe_parts(result)
-        yield make_rich_table(steps.make_run_breakdown(result))
-        yield from render(operations.make_run_blocks(result))
+        yield sections.steps.describe_parts(result)
+        yield make_rich_table(sections.steps.make_run_breakdown(result))
+        yield from render(sections.operations.make_run_blocks(result))
     if case is not None:
         yield "where the lost efficiency went"
-        yield make_rich_table(attribution.make_run_table(case.attribution))
+        yield make_rich_table(sections.attribution.make_run_table(case.attribution))
         yield from (cause.sentence() for cause in find_causes(case))
     if any(cells[name] is not None for name in USAGE_COLUMNS):
         yield "what the run used"
@@ -189,7 +178,7 @@ def list_remarks(result: Result, cells: Mapping[str, Any], folder: Path) -> list
     remarks = [("flag", explain_flag(flag)) for flag in (cells["flags"] or "").split()]
     remarks += [("model", text) for text in list_model_remarks(result)]
     of_training = None if rate is None else rate.value
-    reading = steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", of_training)
+    reading = sections.steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", of_training)
     remarks += [] if reading is None else [("data", reading)]
     if (script := ranks[0].script) is not None:
         of = f" of {script.optimizers} optimizers" if script.optimizers > 1 else ""

@@ -6,26 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scalebench.analysis import scaling_curves, verdicts
 from scalebench.analysis.columns import estimate_of
 from scalebench.analysis.identity import collect
 from scalebench.analysis.ranking import Advice, NamedRow, Ranking, Rival, is_control, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
-from scalebench.analysis.scaling_curves import (
-    LENGTH,
-    Curve,
-    ScalingLimit,
-    find_scaling_limit,
-    format_batch,
-    format_group_title,
-)
+from scalebench.analysis.scaling_curves import LENGTH, Curve, format_batch, format_group_title
 from scalebench.analysis.varied import Contrast, find_contrasts
-from scalebench.analysis.verdicts import (
-    DOUBTS,
-    count_missing_repeats,
-    decide_ratio,
-    explain_no_verdict,
-    has_other_programs,
-)
+from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict, has_other_programs
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate, scale_estimate
@@ -179,7 +167,7 @@ def list_doubts(advice: Advice) -> list[str]:
     for name, row in rows:
         flags = (row["flags"] or "").split()
         reasons = list(filter(None, explain_no_verdict(row).split("; ")))
-        reasons += [text for flag, text in DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS]
+        reasons += [text for flag, text in verdicts.DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS]
         reasons += ["it was not steady"] if row["steady"] is False and "drifts" not in flags else []
         pairs += [(reason, _on_devices((name, row))) for reason in dict.fromkeys(reasons)]
     doubts = [
@@ -189,7 +177,7 @@ def list_doubts(advice: Advice) -> list[str]:
     if _needs_quiet(advice):
         doubts.append(QUIET)
     elif advice.kind == "unsure" and advice.test:
-        repeats = count_missing_repeats(*(row for _, row in rows))
+        repeats = verdicts.count_missing_repeats(*(row for _, row in rows))
         doubts.append(f"the limits of the speedup are on both sides of 1, measure.repeats={repeats} narrows them")
     return doubts
 
@@ -295,7 +283,7 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
                   for pair, ratio in zip(advice.rows, ratios, strict=True)]  # fmt: skip
         text = f"Stay on one device: {single[0]}. Slower than that: {join_with_and(behind)}."
     else:
-        more = f"more repeats narrow the limits: measure.repeats={count_missing_repeats(*rows)}"
+        more = f"more repeats narrow the limits: measure.repeats={verdicts.count_missing_repeats(*rows)}"
         missing = QUIET if _needs_quiet(advice) else more if advice.test else explain_no_verdict(*rows)
         verdict = "Stay on one device for now" if _is_slower(advice) else "Not sure that more devices pay"
         text = f"{verdict}: {names} {'is' if len(advice.rows) == 1 else 'are'} {times}; {missing}."
@@ -344,7 +332,7 @@ def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> It
     last, tags = advice.rankings[-1], dict(curve.tags)
     if last.gpus > 1:
         against = _get_baseline_kind(last.row)
-        limit = find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
+        limit = scaling_curves.find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
         reach = "" if limit is None else _describe_scaling_limit(limit, last.best)
         yield doc.Paragraph(
             " ".join(filter(None, [describe_ranking(last), reach, _describe_loss(last.row)])), tags=tags
@@ -357,7 +345,7 @@ def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> It
         yield doc.Paragraph(f"Not measured on {format_count(last.gpus, 'device')}: {', '.join(missing)}.", tags=tags)
 
 
-def _describe_scaling_limit(limit: ScalingLimit, name: str) -> str:
+def _describe_scaling_limit(limit: scaling_curves.ScalingLimit, name: str) -> str:
     if limit.largest_measured is None or (limit.gpus == 1 and not limit.regained_gpus):  # one device is the baseline
         return ""
     regained = join_with_and([str(gpus) for gpus in limit.regained_gpus])
@@ -432,7 +420,7 @@ def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool)
     target, tags = _on_devices((name, row)), doc.get_tags(row)
     if advice.kind not in ("take", "tied"):
         compared = [each for _, each in (*advice.rows, *filter(None, [advice.one_device]))]
-        command = make_command({**row, "repeats": count_missing_repeats(*compared)}, report_data.unreadable)
+        command = make_command({**row, "repeats": verdicts.count_missing_repeats(*compared)}, report_data.unreadable)
         yield doc.Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
         return
     yield doc.Code(make_command(row, report_data.unreadable), "sh", f"Measure {target} again", tags)

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.attribution import attribute_configurations
+from scalebench.analysis.attribution import lost_efficiency as losses
 from scalebench.analysis.attribution.causes import MIN_SHARE, AttributedRun, find_causes
-from scalebench.analysis.attribution.lost_efficiency import (
-    LOSS_PARTS,
-    Attribution,
-    Part,
-    ReferenceRunFinder,
-    attribute_run,
-    measure_repeat,
-    samples_per_device,
-)
 from scalebench.analysis.identity import collect
 from scalebench.analysis.scaling_curves import Curve, plain_rows
 from scalebench.core import units
@@ -61,7 +53,7 @@ class AttributionRecords:
     def __init__(self, frame: pd.DataFrame, read: Callable[[str], Result]) -> None:
         self._read, self._rows = read, plain_rows(frame)
 
-    def make_finder(self, results: Iterable[Result]) -> ReferenceRunFinder:
+    def make_finder(self, results: Iterable[Result]) -> losses.ReferenceRunFinder:
         """Read all rows that may be a baseline of `results`: those that the frame names, and in strong scaling the
         runs of the same model at the local batch."""
         by_id = {result.run_id: result for result in results}
@@ -70,9 +62,10 @@ class AttributionRecords:
         for row in self._rows:
             if (result := by_id.get(str(row["run_id"]))) is not None:
                 named |= {row["baseline_bare_id"], row["baseline_self_id"]}
-                local |= {(row["model"], samples_per_device(result))} if result.scale.scaling == "strong" else set()
+                if result.scale.scaling == "strong":
+                    local.add((row["model"], losses.samples_per_device(result)))
         rows = [row for row in self._rows if row["gpus"] == 1 and row["status"] == "ok"]
-        return ReferenceRunFinder(
+        return losses.ReferenceRunFinder(
             self._read(str(row["run_id"])) for row in rows
             if row["run_id"] in named or (row["model"], row["global_batch"]) in local
         )  # fmt: skip
@@ -80,7 +73,7 @@ class AttributionRecords:
     def attribute(self, result: Result) -> AttributedRun | None:
         """Attribute the lost efficiency of a single repeat; None if it has no baseline."""
         references = self.make_finder([result]).find(result)
-        parts = attribute_run(result, references)
+        parts = losses.attribute_run(result, references)
         return None if parts is None else AttributedRun(parts, result, references, self._rows)
 
 
@@ -103,7 +96,7 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     columns = "run_id status gpus model global_batch baseline_bare_id baseline_self_id".split()
     finder = AttributionRecords(report_data.frame[columns], report_data.result).make_finder(results)
     rows, configurations = plain_rows(report_data.pooled), report_data.configurations
-    measured = [measure_repeat(result, finder.find(result)) for result in results]
+    measured = [losses.measure_repeat(result, finder.find(result)) for result in results]
     by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}
     report_data.attributed_runs = {
         parts.run_id: AttributedRun(parts, first.result, first.references, rows, configurations)
@@ -113,7 +106,7 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     return report_data.attributed_runs
 
 
-def make_run_table(parts: Attribution) -> doc.Table:
+def make_run_table(parts: losses.Attribution) -> doc.Table:
     """Make the table of one run's parts for the terminal, with the reasons why some could not be measured apart."""
     rows: list[tuple[str, str, str, str]] = []
     for part in parts.parts:
@@ -150,7 +143,7 @@ loss_groups = spec.Groups(
 )
 
 
-def find_largest_loss(case: AttributedRun) -> Part | None:
+def find_largest_loss(case: AttributedRun) -> losses.Part | None:
     """Return the largest part that exceeds its noise; None if no part does, or where it exceeds the whole loss.
 
     It may where another part is a gain, such as drift; then it explains nothing.
@@ -160,7 +153,7 @@ def find_largest_loss(case: AttributedRun) -> Part | None:
     return largest if largest is not None and largest.share.value <= case.attribution.lost.value else None
 
 
-def describe_largest_loss(part: Part) -> str:
+def describe_largest_loss(part: losses.Part) -> str:
     """Return `21 % to contention: devices that slow each other down`."""
     meaning = " and ".join(PART_MEANINGS[name] for name in part.names)
     return f"{100 * part.share.value:.0f} % to {' and '.join(part.names)}: {meaning}"
@@ -180,7 +173,7 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], about: str) -> doc.Chart
     names, tags = [f"{curve.name} x {gpus}" for curve, gpus, _ in bars], [curve.tags for curve, _, _ in bars]
     runs = [case.attribution for _, _, case in bars]
 
-    def exceeds_noise(part: Part) -> bool:
+    def exceeds_noise(part: losses.Part) -> bool:
         """Return whether a part exceeds its noise; without limits, as of a single repeat, whether it is large."""
         share = part.share
         if part.names == ("drift",) or abs(share.value) < MIN_DRAWN_SHARE:
@@ -196,7 +189,7 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], about: str) -> doc.Chart
 
     series = [make_series("efficiency", [Estimate(1 - run.lost.value) for run in runs], "efficiency")]
     kinds = {parts for shares in parts_of_runs for parts in shares}
-    for parts in sorted(kinds, key=lambda parts: [LOSS_PARTS.index(name) for name in parts]):
+    for parts in sorted(kinds, key=lambda parts: [losses.LOSS_PARTS.index(name) for name in parts]):
         colour = COLOUR_OF_PART.get(parts[0], parts[0])
         series.append(make_series(" + ".join(parts), [shares.get(parts) for shares in parts_of_runs], colour))
     remainders = [run.lost.value - math.fsum(share.value for share in shares.values())
@@ -210,13 +203,13 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], about: str) -> doc.Chart
     caption = doc.join_sentences(
         about,
         "ideal is the bare baseline on one device times the devices, at the full batch",
-        "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in part_names),
+        "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in losses.LOSS_PARTS if name in part_names),
         f"{REST}: parts that do not exceed their noise, and drift" if has_rest else "",
         "diamonds are gains, which other parts outweigh" if has_gains else "",
     )
     title = TITLE
-    if losses := [(part, curve, gpus) for curve, gpus, case in bars if (part := find_largest_loss(case)) is not None]:
-        part, curve, gpus = max(losses, key=lambda loss: loss[0].share.value)
+    if largest := [(part, curve, gpus) for curve, gpus, case in bars if (part := find_largest_loss(case)) is not None]:
+        part, curve, gpus = max(largest, key=lambda loss: loss[0].share.value)
         title = f"{curve.name} on {units.format_count(gpus, 'device')} loses {describe_largest_loss(part)}"
         if part.share.value < MIN_TITLE_SHARE * max(run.lost.value for run in runs):
             title = f"{TITLE}: most of it is within the noise"
@@ -225,7 +218,7 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], about: str) -> doc.Chart
 
 
 def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
-    names = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
+    names = [name for name in losses.LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
     rows = []
     for curve, gpus, case in bars:
         run = case.attribution
@@ -253,7 +246,7 @@ def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
         run = case.attribution
         possible = {name for part in run.parts for name in part.names}
         possible |= {"wrapper"} if run.against != "bare" else set()
-        names_of = collect((run.missing[name], name) for name in LOSS_PARTS if name in possible & {*run.missing})
+        names_of = collect((run.missing[name], name) for name in losses.LOSS_PARTS if name in possible & {*run.missing})
         pairs += [((" and ".join(names), reason), f"{curve.name} x {gpus}") for reason, names in names_of.items()]
     for (parts, reason), runs in collect(pairs).items():
         yield doc.Paragraph(f"{parts} of {', '.join(runs)} could not be measured separately: {reason}.", "warning")
