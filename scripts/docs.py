@@ -133,17 +133,11 @@ def _abbreviate(owners: Sequence[str], names: Sequence[str]) -> str:
     """Return the strategies that have an option, those of one beginning as `ddp*`."""
     stems: dict[str, None] = {}
     for owner in owners:
-        stem = next((owner[:end] for end in _stem_ends(owner) if _covers(owner[:end], owners, names)), owner)
-        stems[f"`{stem}*`" if sum(name.startswith(stem) for name in names) > 1 else f"`{owner}`"] = None
+        beginnings = [owner[: match.start()] for match in re.finditer(r"_|$", owner)]
+        named = {stem: {name for name in names if name.startswith(stem)} for stem in beginnings}
+        stem = next((stem for stem, with_stem in named.items() if with_stem <= {*owners}), owner)
+        stems[f"`{stem}*`" if len(named[stem]) > 1 else f"`{owner}`"] = None
     return ", ".join(stems)
-
-
-def _stem_ends(name: str) -> list[int]:
-    return [match.start() for match in re.finditer(r"_|$", name)]
-
-
-def _covers(stem: str, owners: Sequence[str], names: Sequence[str]) -> bool:
-    return all(name in owners for name in names if name.startswith(stem))
 
 
 # Config
@@ -159,14 +153,6 @@ def _format_keys(head: str, file: str, value: str = "default") -> str:
     )
     others = ", ".join(quote(key.name) for key in keys if key.value and not key.comment)
     return f"{table}\n\nAlso: {others}." if others else table
-
-
-def format_root() -> str:
-    return _format_keys("key", "config.yaml")
-
-
-def format_train() -> str:
-    return _format_keys("`train.`", "train/default.yaml")
 
 
 def format_measure() -> str:
@@ -219,12 +205,9 @@ def _field_comments(module: str, name: str) -> list[tuple[str, str]]:
 def format_models() -> str:
     """Return the keys of a model, and the models that there are."""
     trees = [read_yaml(path) for path in sorted((CONF / "model").glob("*.yaml"))]
-    names = ", ".join(quote(tree["name"]) + _count_parameters(tree.get("params")) for tree in trees)
+    sizes = {tree["name"]: f" ({tree['params'] / 1e6:.3g} M)" if tree.get("params") else "" for tree in trees}
+    names = ", ".join(quote(name) + size for name, size in sizes.items())
     return f"{_format_keys('`model.`', 'model/custom.yaml', '`custom`')}\n\nModels, with parameters: {names}."
-
-
-def _count_parameters(params: int | None) -> str:
-    return f" ({params / 1e6:.3g} M)" if params else ""
 
 
 def format_datasets() -> str:
@@ -357,8 +340,8 @@ def _method_name(node: ast.FunctionDef) -> str:
 
 FORMATS: dict[str, Callable[[], str]] = {
     "strategies": format_strategies,
-    "root": format_root,
-    "train": format_train,
+    "root": lambda: _format_keys("key", "config.yaml"),
+    "train": lambda: _format_keys("`train.`", "train/default.yaml"),
     "measure": format_measure,
     "hardware": format_hardware,
     "models": format_models,

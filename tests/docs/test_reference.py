@@ -55,15 +55,7 @@ def test_strategies_stand_once_with_the_options_of_their_section():
 def test_every_key_is_in_the_config_page():
     page = read("config.md")
     sections = {"": page.partition("\n## ")[0], **dict(SECTION.findall(page))}
-    groups = {
-        "model",
-        "dataset",
-        "strategy",
-        "hardware",
-        "measure",
-        "train",
-        "script",
-    }  # of Config: sections of their own
+    groups = set("model dataset strategy hardware measure train script".split())  # of Config, with their own sections
     kinds = {Config: "", TrainSpec: "Training", StopSpec: "Training", MeasureSpec: "Measuring"}
     for kind, section in (kinds | dict.fromkeys((HardwareSpec, SlurmSpec, KubernetesSpec), "Hardware")).items():
         cells = re.findall(r"`([\w.]+)`", sections[section])
@@ -100,14 +92,7 @@ TORCH, TENSORFLOW = "scalebench.strategies.torch", "scalebench.strategies.tensor
 PACKAGES = ("scalebench.plugin_api", TORCH, TENSORFLOW, "scalebench.testing")
 
 
-def exported(package):
-    """The names in `__all__` of a package of a framework, without importing it."""
-    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text())
-    (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
-    return set(ast.literal_eval(names))
-
-
-EXPORTED = {package: exported(package) for package in PACKAGES[1:]} | {PACKAGES[0]: set(plugin_api.__all__)}
+EXPORTED = {package: set(docs.exported_names(package)) for package in PACKAGES}
 
 
 def listed(section):

@@ -55,19 +55,19 @@ def sample_report():
     ]
 
 
-def make_bars(text):
-    return [Series(text, [text], [1.0]), Series(text, ["2"], [2.0])]
+def make_blocks(text):
+    """A text in every field of every block that may come from results."""
+    tags = {"strategy": text, "model": text, "hardware": "x"}
+    bars = [Series(text, [text], [1.0], tags=tags, notes=[text]), Series(text, ["2"], [2.0])]
+    rows = [Row([Cell(text, text, text), Cell(text)], tags), Row([Cell("b"), Cell("")], {"strategy": "b"})]
+    return [
+        Verdict(text, [Tile(text, text, text, text, text)], text, [text], text, tags),
+        Paragraph(text, tags=tags), Paragraph(text, "answer"), Paragraph(text, "warning"),
+        Code(text, "log", text, tags), Code(text, "sh", text), Table("t", text, [text, "b"], rows, caption=text),
+        Chart("c", text, Axis(text), Axis(text), bars, "bars", text),
+    ]  # fmt: skip
 
 
 def hostile_sections():
-    """EVIL in every text that may come from results."""
-    blocks = []
-    for text in EVIL:
-        blocks += [
-            Verdict(text, [Tile(text, text, text, text, text)], text, [text], text),
-            Paragraph(text), Paragraph(text, "answer"), Paragraph(text, "warning"),
-            Code(text, "log", text), Code(text, "sh", text),
-            Table("t", text, [text, "b"], [Row([Cell(text, link=text), Cell(text)])], caption=text),
-            Chart("c", text, Axis(text), Axis(text), make_bars(text), "bars", text),
-        ]  # fmt: skip
+    blocks = [block for text in EVIL for block in make_blocks(text)]
     return [Section("problems", text, blocks) for text in EVIL[:2]]

@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 
 from scalebench.core.spec import HardwareSpec
-from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table, Tile, Verdict
+from scalebench.report.document import Axis, Cell, Chart, Paragraph, Row, Section, Series, Table, Verdict
 from scalebench.report.html.page import make_title, write
 from scalebench.report.html.render import dump_json, lift_main_charts
 from scalebench.report.report_data import MAX_DETAILED_RUNS, load_report_data
 from scalebench.report.sections import make_sections
 from tests.builders import sweeps
 from tests.report.html.frame_sections import sections
+from tests.report.sample_sections import make_blocks
 from tests.report.section_blocks import Tags
 
 NASTY = (
@@ -33,16 +34,7 @@ def report_data(tmp_path):
 
 
 def nasty_sections(text=NASTY):
-    """`text` in every field of every block."""
-    tags = {"strategy": text, "model": text, "hardware": "x"}
-    series = Series(text, [text], [1.0], tags=tags, notes=[text])
-    cells = [Row([Cell(text, text, text)], tags), Row([Cell("b")], {"strategy": "b"})]
-    blocks = [
-        Chart("c", text, Axis(text), Axis(text), [series], "bars", text), Table("t", text, [text], cells, caption=text),
-        Verdict(text, [Tile(text, text, text, text, text)], text, [text], text, tags),
-        Paragraph(text, tags=tags), Code(text, "log", text, tags),
-    ]  # fmt: skip
-    return [Section("s", text, blocks, folded=False)]
+    return [Section("s", text, make_blocks(text), folded=False)]
 
 
 def test_a_page_requests_nothing_from_elsewhere(report_data, tmp_path):
