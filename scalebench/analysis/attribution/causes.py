@@ -16,7 +16,7 @@ from scalebench.analysis.attribution.rules import RULES, Facts
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction.step_model import ring_bytes
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.verdicts import decide_ratio
+from scalebench.analysis.verdicts import DOUBTS, decide_ratio
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.stats.estimate_arithmetic import combine
@@ -27,13 +27,7 @@ SHARED_COLUMNS = ("model", "dataset", "hardware", "scaling", "precision", "feed"
 USAGE_COLUMNS = ("gpu_util_mean", "gpu_power_w_mean", "speedup_self")
 MIN_UTILIZATION_RISE, MAX_POWER_RATIO = 0.15, 1.05  # power of one device
 # Flags of a run in which the machine may have changed between the timed blocks and the probes.
-FLAG_MEANINGS = {
-    "drifts": "the level of the blocks changes while they are measured",
-    "busy_machine": "other programs computed on the machine",
-    "swapping": "the machine swapped",
-    "throttled": "clocks were held back",
-    "hot_at_start": "a GPU was hot from the start",
-}
+DRIFT_FLAGS = ("drifts", "busy_machine", "swapping", "throttled", "hot_at_start")
 
 
 @dataclass(frozen=True)
@@ -224,13 +218,13 @@ def collect_imbalance_facts(run: AttributedRun) -> Facts:
 
 def collect_drift_facts(run: AttributedRun) -> Facts:
     """Return what changed between the timed blocks and the probes, by the flags of the run."""
-    monitor, flags = run.result.monitor, [flag for flag in FLAG_MEANINGS if flag in run.flags]
+    monitor, flags = run.result.monitor, [flag for flag in DRIFT_FLAGS if flag in run.flags]
     evidence = [f"flagged {', '.join(flags)}"]
     if "busy_machine" in flags and monitor.cpu_cores_others_mean is not None:
         evidence.append(f"{monitor.cpu_cores_others_mean:.2g} cores in use by others")
     if "swapping" in flags and monitor.swap_in_bytes is not None and monitor.swap_out_bytes is not None:
         evidence.append(f"{format_bytes(monitor.swap_in_bytes + monitor.swap_out_bytes)} swapped")
-    meanings = ", ".join(FLAG_MEANINGS[flag] for flag in flags)
+    meanings = ", ".join(DOUBTS[flag] for flag in flags)
     return {"meanings": meanings or None, "evidence": ", ".join(evidence)}
 
 

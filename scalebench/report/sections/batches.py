@@ -185,11 +185,8 @@ def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:
         lines = doc.make_lines(curves, doc.THROUGHPUT, "global_batch")
         about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
         if len(lines) > 1:
-            title, axis, selection = (
-                "Throughput over the global batch",
-                doc.Axis("samples/s"),
-                replace(group, curves=curves),
-            )
+            title, selection = "Throughput over the global batch", replace(group, curves=curves)
+            axis = doc.Axis("samples/s")
             yield from spec.draw_lines(selection, "throughput", title, lines, axis, about, x="global_batch")
     yield _make_choice_table(pairs)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.columns import RATE
+from scalebench.analysis.columns import RATE, select_heads
 from scalebench.analysis.identity import group_by
 from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.repeats import EstimateRatio
@@ -34,11 +34,7 @@ CAPTION = (
     "all processes: the most that was resident of them together, without mapped files",
 )
 SETTINGS = {"model": "model", "dataset": "data set", "hardware": "hardware", "optimizer": "optimizer"}
-FIGURES = {
-    "peak_memory_bytes": "peak of a device",
-    "rss_anon_bytes_max": "all processes",
-    "max_batch_per_device": "largest batch",
-}
+FIGURES = {"peak_memory_bytes": "peak of a device"} | select_heads("rss_anon_bytes_max max_batch_per_device")
 
 
 def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
+from scalebench.analysis.columns import select_heads
 from scalebench.analysis.scaling_curves import group_curves
 from scalebench.core import units
 from scalebench.core.probe_record import Profile
@@ -123,13 +124,7 @@ def describe_collectives(result: Result) -> str:
     )
 
 
-GPU_PARTS = {
-    "gpu_compute_share": "compute",
-    "gpu_communication_share": "communicate",
-    "gpu_copy_share": "copy",
-    "host_wait_share": "wait for their host",
-    "kernel_wait_share": "wait between kernels",
-}
+GPU_PARTS = select_heads("gpu_compute_share gpu_communication_share gpu_copy_share host_wait_share kernel_wait_share")
 
 
 def describe_gpus(row: Mapping[str, Any]) -> str | None:

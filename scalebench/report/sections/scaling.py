@@ -40,10 +40,8 @@ def _draw_throughput(group: doc.CurveGroup, report_data: ReportData) -> Iterator
     bare = pooled[pooled["run_id"].isin(bare_ids) & pooled[doc.THROUGHPUT].notna()]
     rates = bare.groupby("strategy", sort=False)[doc.THROUGHPUT].max()
     ideals = {f"ideal of {name}": (0.0, float(rate)) for name, rate in rates.items()}
-    lines, about = (
-        doc.make_lines(group.curves, doc.THROUGHPUT),
-        "samples/s over all devices in steady state, more is better",
-    )
+    lines = doc.make_lines(group.curves, doc.THROUGHPUT)
+    about = "samples/s over all devices in steady state, more is better"
     ideal = "ideal is what the bare baseline, of several the fastest, would give without any loss" if ideals else ""
     axis = doc.Axis("samples/s")
     yield from spec.draw_lines(group, "throughput", "Throughput", lines, axis, about, ideal, ideals=ideals)

@@ -187,7 +187,7 @@ def test_devices_of_one_process_and_flags_added_on_load():
     assert find_cause(one, "slow_device").evidence.startswith("device 1 is the slowest in 100 %")
     later = attributed_weak([{"run_id": "ddp-2-10-weak-0", "flags": "target_missed drifts", "status": "ok"}],
                             later_s=0.002)  # fmt: skip
-    assert "the level of the blocks changes" in find_cause(later, "changed_conditions").cause
+    assert "its level changed while it was measured" in find_cause(later, "changed_conditions").cause
 
 
 def attributed(result=None, full=None, bare=None, own=None):
