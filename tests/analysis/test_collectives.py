@@ -119,14 +119,6 @@ def test_only_equal_operations_on_equal_devices_are_compared():
     assert heads == [f"all_reduce on 2 devices (torch, {name})" for name in ("alpha", "cpu")]
 
 
-@pytest.mark.parametrize("starts", [1, 2])
-def test_few_starts_have_no_winner(starts):
-    """However much their times differ, and however alike their blocks are."""
-    runs = [start for each in (run("a", USUAL), run("b", series(2e-4, 5e8))) for start in start_again(each)[:starts]]
-    (sentence,) = list_sentences(*runs)
-    assert sentence.endswith(f"resolved {WITHIN}: fewer than 3 repeats, measure.repeats=3 decides")
-
-
 def test_transports_of_one_strategy_are_lines_and_no_repeats():
     """Runs that differ in their environment or options were never started again: each has one start."""
     results = [run("ddp_nccl", series(1e-4, rate)) for rate in (1e10, 3e9, 1e9)]

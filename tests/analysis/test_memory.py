@@ -101,17 +101,6 @@ def list_sentences(*results):
     return list_terminal_sentences(configurations.make_frame(), configurations.estimate_ratio)
 
 
-@pytest.mark.parametrize(("repeats", "noise", "ending"), [
-    (3, 0.01, "the fastest that keeps all"), (3, 0.9, ", no difference resolved"),
-    (1, 0.01, ", not sure: one repeat, measure.repeats=3 decides"),
-])  # fmt: skip
-def test_the_price_has_its_uncertainty(repeats, noise, ending):
-    """0.85 / 0.9."""
-    two = [sweeps.run_with_memory(name, 2, state, repeat=repeat, noise=noise) for repeat in range(repeats)
-           for name, state in (("ddp_gloo", sweeps.FULL_STATE_BYTES), ("zero1", 100))]  # fmt: skip
-    assert list_sentences(BARE, *two)[1].endswith(ending)
-
-
 def test_sentences_name_what_had_no_room_and_models_and_are_not_too_many():
     full = sweeps.run_with_memory("ddp_gloo", 1, sweeps.FULL_STATE_BYTES)
     sentences = list_sentences(HALF, full, sweeps.out_of_memory("ddp_gloo", 2))

@@ -15,7 +15,6 @@ from rich.console import Console as RichConsole
 
 from scalebench.__main__ import main
 from scalebench.analysis.load import survey
-from scalebench.analysis.throughput import Measurement
 from scalebench.core.result import MonitorRecord, Sync, write_result
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.parallelism import make_terminal_blocks
@@ -147,11 +146,6 @@ def test_only_files_in_the_folder_of_a_run_are_named(tmp_path, name):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link").symlink_to("/etc/passwd")
     assert not [line for line in show_details(result, tmp_path / "run", 200) if name in line]
-
-
-def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on_is_a_flag():
-    results = [read_slowly(read_rate) for read_rate in (30.0, 1e5, None)]
-    assert ["slow_reading" in Measurement(result).list_flags() for result in results] == [True, False, False]
 
 
 def print_table(width, columns, rows, numeric, title="", **options):
