@@ -330,6 +330,8 @@ def _check_fit(config: Config, has_classes: bool) -> None:
     if is_function and user_code.is_user_model(model) and has_own_loss:
         return  # what the functions make of the samples shows in the ranks
     takes_classes = not model.target_shape or config.dataset.name == synthetic.TOKENS
+    if user_code.is_user_model(model):  # whose loss is the one that suits the targets: labels, also one per position
+        takes_classes = has_classes
     kinds = "class numbers" if has_classes else "quantities", "class numbers" if takes_classes else "quantities"
     advice = "choose another dataset or model"
     resize = ", or set dataset.image_size" if len(samples.input_shape) == len(model.input_shape) == 3 else ""

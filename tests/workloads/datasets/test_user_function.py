@@ -47,6 +47,8 @@ def build(size, seed, kind="quantities", returned=None):
         raise ValueError("broken")
     if kind == "pictures":
         inputs = np.zeros((size, 8, 8, 3), np.uint8)
+    if kind == "per_position":
+        return inputs, np.arange(4 * size).reshape(size, 4) % 7
     return inputs, np.arange(size) % 7
 """
 PICTURES = {"options": {"kind": "pictures"}}
@@ -119,9 +121,11 @@ def test_the_rate_at_which_a_dataset_was_read_is_kept_with_its_samples(calls, pl
     (PICTURES, (100, 7, "uint8", [8, 8, 3], [], 7, "cross_entropy")),
     ({**PICTURES, "classes": 9}, (100, 9, "uint8", [8, 8, 3], [], 9, "cross_entropy")),  # some classes may be missing
     ({**CLASSES, "size": 1}, (1, 2, "float32", [4], [], 2, "cross_entropy")),  # a classifier needs two
+    ({"options": {"kind": "per_position"}}, (100, 7, "float32", [4], [4], 7, "cross_entropy")),
 ])  # fmt: skip
 def test_the_samples_decide(tmp_path, calls, changes, expected):
     full = datasets.fill_from_samples(config(tmp_path, **changes))
+    datasets.check(full)
     dataset, model = full.dataset, full.model
     shapes = model.input_shape, model.target_shape, model.outputs, model.loss
     assert (dataset.size, dataset.classes, dataset.dtype, *shapes) == expected
