@@ -122,11 +122,15 @@ class DeepSpeedZero(GroupStrategy):
             return super().parameters()
 
     def state_bytes(self) -> list[int | None]:
-        """Return the bytes of weights, this process's parts of them that are stepped, gradients and optimizer state."""
-        weights = [getattr(each, "ds_tensor", each) for each in self.model.parameters()]
+        """Return the bytes of weights, this process's parts of them that are stepped, gradients and optimizer state.
+
+        Of stage 3 these are the parts, and the tensors that stay complete because they are small.
+        """
+        complete = list(self.model.parameters())  # empty where only a part is there
+        weights = [*complete, *(each.ds_tensor for each in complete if hasattr(each, "ds_tensor"))]
         stepped = [each for group in self.optimizer.param_groups for each in group["params"]]
         states = [value for state in self.optimizer_state().values() for value in state.values()]
-        gradients = [each.grad for each in (*self.model.parameters(), *stepped)]
+        gradients = [each.grad for each in (*complete, *stepped)]
         tensors = [
             each
             for each in (*weights, *stepped, *states, *gradients, *self.model.buffers())

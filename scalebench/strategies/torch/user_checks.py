@@ -278,8 +278,17 @@ def _try_step(
     """Run the passes of a step on a copy, and of an evaluation if there is one. Note on the copy which parameters get
     no gradient, and return the other tensors that do; raise UserProblem where something is wrong."""
     before = _read_generators(batch)
-    with autocast:
-        loss = _try_pass(trial, config, batch)
+    try:
+        with autocast:
+            loss = _try_pass(trial, config, batch)
+    except (TypeError, AttributeError) as error:  # a tensor was expected where the dict is
+        if not (untaken := trial.list_untaken(batch.inputs)):
+            raise
+        raise UserProblem(
+            f"has no {', '.join(map(repr, untaken))} among the arguments of its forward, which therefore gets the dict "
+            f"as one argument, and fails ({describe_exception(error)}): return them as targets, (inputs, targets), or "
+            "let forward take them"
+        ) from error
     if not config.train.dropout and before != _read_generators(batch):
         raise UserProblem(
             "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn alone: "

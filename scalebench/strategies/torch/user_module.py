@@ -142,6 +142,15 @@ class UserModule(StepModule):
             self._takes_names[names] = _takes(self.module.forward, **inputs)
         return self.module(**inputs) if self._takes_names[names] else self.module(inputs)
 
+    def list_untaken(self, inputs: Any) -> list[str]:
+        """Return the names of a dict that the module's forward lacks, where it would take the others by name."""
+        if not isinstance(inputs, dict) or _takes(self.module.forward, **inputs):
+            return []
+        parameters = inspect.signature(self.module.forward).parameters
+        taken = {name: None for name in inputs if name in parameters}
+        others = [name for name in inputs if name not in parameters]
+        return others if taken and _takes(self.module.forward, **taken) else []
+
     def _count_batch(self) -> int:
         """Return the number of the batch among those of training, or of this evaluation; 0 in compiled code, which
         would be compiled again for each number."""

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus
 from scalebench.strategies.base import NotMeasured, Unsupported
-from scalebench.strategies.deepspeed import choose_engine_arguments
+from scalebench.strategies.deepspeed import DeepSpeedZero3, choose_engine_arguments
 from scalebench.strategies.torch import base, devices
 from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch.batches import TorchBatch
@@ -367,6 +367,16 @@ def test_state_bytes_of_weights_gradients_and_optimizer(strategy, name, optimize
     for _ in range(2):
         adapter.step(BATCH)
         assert adapter.state_bytes() == [8 * PARAMETERS + OF_OPTIMIZER[optimizer]]
+
+
+def test_state_bytes_of_zero3_are_parts_and_the_small_tensors_that_stay_complete():
+    """As DeepSpeed leaves them: the part in `ds_tensor`, and beside it a complete tensor or an empty one."""
+    model = torch.nn.Linear(3, 2)
+    model.weight.ds_tensor, model.bias.ds_tensor = torch.zeros(3), torch.zeros(1)
+    model.weight.data = torch.empty(0)
+    optimizer = SimpleNamespace(param_groups=[])
+    adapter = SimpleNamespace(model=model, optimizer=optimizer, optimizer_state=dict, device=torch.device("cpu"))
+    assert DeepSpeedZero3.state_bytes(adapter) == [4 * (3 + 1 + 2)]
 
 
 def test_state_bytes_of_statistics_of_shared_tensors_and_of_other_devices(strategy):

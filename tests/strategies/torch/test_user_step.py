@@ -239,6 +239,8 @@ FAULTS = {
     r"gives a str, and should .*: return it": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}),
     r"has model.loss=\S+:number, which is not a function$": ("TokenSums", {"model__loss": f"{STEPS}:number"}),
     r"fails: TypeError: .*": ("OneDict", {"model__loss": "module"}),
+    r"has no 'labels' among the arguments of its forward, .*: return them as targets": (
+        "LossAmongOutputs", {"model__torch": f"{STEPS}:TokenSums", "model__loss": f"{STEPS}:token_loss"}),
     r"gives None, and should give the mean loss of a batch": of_regression("none"),
     r"gives float32 of shape \(3,\), and should give the mean loss of a batch": of_regression("vector"),
     r"steps its optimizers by itself": of_regression("manual"),
