@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,23 +95,37 @@ def summarize_lines(
     `collective_s` is None where that time is not visible: nothing is synchronized, or only by the operation `unseen`,
     which another library does in threads of its own.
     """
-    times: dict[OperationKind, list[float]] = defaultdict(list)  # the exclusive seconds of each call
-    for line in lines:
-        if line.device == device:
-            for kind, self_s in exclusive_times(line, classify):
-                times[kind].append(self_s)
-    sums = {kind: sum(seconds) for kind, seconds in times.items()}
-    largest = sorted(sums.items(), key=lambda item: -item[1])[:MAX_OPERATIONS]
-    collective_s = [total_s for kind, total_s in sums.items() if kind.collective and kind.name != unseen]
+    calls = (call for line in lines if line.device == device for call in exclusive_times(line, classify))
+    return build_profile(average_operations(calls, steps, device), steps, step_s, unseen)
+
+
+def average_operations(
+    calls: Iterable[tuple[OperationKind, float]], steps: int, device: str
+) -> list[ProfiledOperation]:
+    """Return the operations of one step, largest first, from the exclusive seconds of each call in that many steps."""
+    times: dict[OperationKind, list[float]] = defaultdict(list)
+    for kind, self_s in calls:
+        times[kind].append(self_s)
+    operations = [
+        ProfiledOperation(kind.name, len(each) / steps, sum(each) / steps, kind.collective, device)
+        for kind, each in times.items()
+    ]
+    return sorted(operations, key=lambda operation: -operation.self_s)
+
+
+def build_profile(operations: list[ProfiledOperation], steps: int, step_s: float, unseen: str = "") -> Profile:
+    """Build the profile from all operations of one step, but for one whose time is not its own.
+
+    Without a collective operation their time is None: replicas that do not synchronize look like those whose
+    communication the profiler does not see.
+    """
+    collective_s = [each.self_s for each in operations if each.collective and each.name != unseen]
     return Profile(
-        steps=steps,
-        step_s=step_s,
-        kernel_s=sum(sums.values()) / steps if sums else None,
-        collective_s=sum(collective_s) / steps if collective_s else None,
-        operations=[
-            ProfiledOperation(kind.name, len(times[kind]) / steps, total_s / steps, kind.collective, device)
-            for kind, total_s in largest
-        ],
+        steps,
+        step_s,
+        kernel_s=sum(each.self_s for each in operations) if operations else None,
+        collective_s=sum(collective_s) if collective_s else None,
+        operations=operations[:MAX_OPERATIONS],
     )
 
 

@@ -17,7 +17,7 @@ from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.workloads import networks, partition, user_code
 
-GRAPHED = ("BareTorch", "CompressedDdp")  # classes of strategies with train.compile=graphs
+GRAPHED = ("BareTorch", "Ddp")  # classes of strategies with train.compile=graphs
 Reasons = Iterator[str]
 Rule = Callable[[RunSpec, Any], Reasons]
 

@@ -31,6 +31,7 @@ from scalebench.core.json_files import read_json
 from scalebench.core.probe_record import GpuTime, Profile, ProfiledOperation
 from scalebench.core.stats.gpu_time import COMMUNICATION, COMPUTE, COPY, GpuActivity, mean_gpu_time, sum_up_gpu_time
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
+from scalebench.strategies.recording import OperationKind, average_operations, build_profile
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message
 
@@ -57,7 +58,6 @@ MATRIX_PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, not where it was only compiled
 DRIVER_CALL = re.compile("cu(?:da)?[A-Z]")  # of the host: cudaLaunchKernel, cuLaunchKernelEx
-MAX_OPERATIONS = 20  # operations in the record
 OBSERVED_STEPS = 2  # where only backend and settings are of interest
 STEP_EVENT = "ProfilerStep"  # the beginning of the name of the event around a profiled step
 # Steps before the profiled ones. The profiler starts in the first, at a different moment on each rank, so that its
@@ -330,21 +330,20 @@ def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[M
 
 
 def summarize_operations(events: Iterable[Any], steps: int, cuda: bool) -> list[ProfiledOperation]:
-    """Average torch's FunctionEvents into the operations of one step, largest first; with `cuda` those of the GPU."""
-    operations: dict[str, ProfiledOperation] = {}
+    """Average torch's FunctionEvents into the operations of one step, largest first; with `cuda` those of the GPU.
+
+    The seconds of an event are without those of the events that it called; torch counts no such time for events that
+    another thread may end, such as gloo:all_reduce. On GPUs the profiler does not see communication by host threads
+    (Gloo, MPI), which begins with waiting for the GPU.
+    """
+    calls = []
     for event in events:
         collective = event.name.startswith(COMMUNICATION_PREFIXES)
         on_gpu = event.device_type == DeviceType.CUDA
-        if on_gpu != cuda or (event.is_user_annotation and (on_gpu or not collective)):
-            continue
-        operation = operations.setdefault(
-            event.name, ProfiledOperation(event.name, 0.0, 0.0, collective, "cuda" if on_gpu else "cpu")
-        )
-        operation.calls += 1
-        operation.self_s += self_seconds(event)
-    for operation in operations.values():
-        operation.calls, operation.self_s = operation.calls / steps, operation.self_s / steps
-    return sorted(operations.values(), key=lambda operation: -operation.self_s)
+        if on_gpu == cuda and not (event.is_user_annotation and (on_gpu or not collective)):
+            self_us = event.time_range.elapsed_us() if event.is_async or on_gpu else event.self_cpu_time_total
+            calls.append((OperationKind(event.name, collective), float(self_us) / 1e6))
+    return average_operations(calls, steps, "cuda" if cuda else "cpu")
 
 
 def sum_up_gpus(events: Iterable[Any], steps: int) -> GpuTime | None:
@@ -365,32 +364,6 @@ def sum_up_gpus(events: Iterable[Any], steps: int) -> GpuTime | None:
     return mean_gpu_time([each for each in times if each is not None])
 
 
-def self_seconds(event: Any) -> float:
-    """Return the seconds of an event without those of the events that it called.
-
-    torch counts no self time for events that another thread may end, such as gloo:all_reduce.
-    """
-    has_no_self_time = event.is_async or event.device_type == DeviceType.CUDA
-    return float(event.time_range.elapsed_us() if has_no_self_time else event.self_cpu_time_total) / 1e6
-
-
-def build_profile(operations: list[ProfiledOperation], steps: int, step_s: float) -> Profile:
-    """Build the profile from all operations of one step.
-
-    Without a collective operation their time is None: replicas that do not synchronize look like those whose
-    communication the profiler does not see. On GPUs it does not see communication by host threads (Gloo, MPI), which
-    begins with waiting for the GPU.
-    """
-    collective_s = [operation.self_s for operation in operations if operation.collective]
-    return Profile(
-        steps,
-        step_s,
-        kernel_s=sum(operation.self_s for operation in operations) if operations else None,
-        collective_s=sum(collective_s) if collective_s else None,
-        operations=operations[:MAX_OPERATIONS],
-    )
-
-
 def write_trace(profiler: profile, path: Path) -> None:
     """Write torch's Chrome trace to `path`, gzipped.
 
@@ -404,18 +377,14 @@ def write_trace(profiler: profile, path: Path) -> None:
         os.replace(packed, path)
 
 
-def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _lstm_flops(inputs: torch.Size, kernel: torch.Size, recurrent: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(inputs[:2]) * (kernel.numel() + recurrent.numel())
-
-
 # PyTorch 2.13 has no count for attention and recurrent layers on CPUs.
 EXTRA_FLOP_COUNTS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **more: int(
+        sdpa_flop_count(query, key, value)
+    ),
+    torch.ops.aten.mkldnn_rnn_layer: lambda inputs, kernel, recurrent, *_, **more: (
+        2 * math.prod(inputs[:2]) * (kernel.numel() + recurrent.numel())
+    ),
 }
 
 

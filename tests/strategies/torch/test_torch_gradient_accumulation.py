@@ -7,8 +7,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop
+from scalebench.strategies import recording
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER
-from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.precision import CompiledModel
 from tests.strategies.builders import RecordedTraining, run_training
@@ -109,7 +109,7 @@ def test_float16_scales_every_part(strategy, source, name):
 
 
 def test_the_profile_covers_all_parts(strategy, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(profiling, "MAX_OPERATIONS", 1000)
+    monkeypatch.setattr(recording, "MAX_OPERATIONS", 1000)
     adapter = strategy("ddp_gloo", train__accumulate=3)
     adapter.step(next(iter(adapter.feed(source()))))
     operations = {actual.name: actual.calls for actual in adapter.profile(2, tmp_path / "trace.json.gz").operations}

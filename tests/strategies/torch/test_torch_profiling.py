@@ -12,18 +12,16 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from scalebench.core.probe_record import ProfiledOperation
 from scalebench.core.result import RankRecord
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
 from scalebench.strategies.base import NotMeasured
+from scalebench.strategies.recording import MAX_OPERATIONS, build_profile
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.base import NO_KERNELS
 from scalebench.strategies.torch.profiling import (
     ALL_REDUCE,
-    MAX_OPERATIONS,
     OperatorCall,
-    build_profile,
     identify_backend,
     identify_settings,
     summarize_operations,
@@ -156,14 +154,6 @@ def test_a_profile_on_a_gpu_without_kernels_is_a_reason(strategy, cupti, source,
         adapter.profile(2, tmp_path / "trace.json.gz")
     assert adapter.backend_used() == "gloo" and adapter.settings_used() == {"compiler": "none"}
     assert cupti == [0, 1]
-
-
-def test_sums_cover_all_operations_and_are_none_without_any():
-    actual = [ProfiledOperation(f"op{i}", 1.0, 1.0, collective=i == 29) for i in range(30)]
-    profile = build_profile(actual, 4, 0.5)
-    assert (profile.kernel_s, profile.collective_s, len(profile.operations)) == (30.0, 1.0, MAX_OPERATIONS)
-    assert build_profile(actual[:5], 4, 0.5).collective_s is None
-    assert build_profile([], 4, 0.5).kernel_s is None
 
 
 @pytest.mark.gpu
