@@ -15,7 +15,7 @@ from functools import wraps
 from time import perf_counter
 from typing import Any
 
-from scalebench.strategies.script.torch_hooks import EPOCH, EVALUATION, SAVING, Hooks
+from scalebench.strategies.script.torch_hooks import EPOCH, EVALUATION, SAVING, Hooks, wrap
 
 
 class KerasHooks:
@@ -47,19 +47,14 @@ class KerasHooks:
             return fit(*bound.args, **bound.kwargs)
 
         keras.Model.fit = fit_and_report
-        keras.Model.save = self._hooks.wrap_pause(keras.Model.save, SAVING)
+        self._hooks.note_pauses(keras.Model, "save", SAVING)
         from keras.src.trainers import epoch_iterator
 
-        kind: Any = epoch_iterator.EpochIterator
-        init = kind.__init__
+        wrap(epoch_iterator.EpochIterator, "__init__", after=self._note_batch)
 
-        @wraps(init)
-        def init_and_look(iterator: Any, *args: Any, **kwargs: Any) -> None:
-            init(iterator, *args, **kwargs)
-            if self._batch is None:
-                self._batch = _find_batch(iterator.data_adapter)
-
-        kind.__init__ = init_and_look
+    def _note_batch(self, iterator: Any, *args: Any) -> None:
+        if self._batch is None:
+            self._batch = _find_batch(iterator.data_adapter)
 
     def _make_callback(self, keras: Any) -> Any:
         hooks = self._hooks

@@ -27,6 +27,24 @@ NO_STEPS = 10**9  # passes of Horovod between two exchanges, where there is to b
 EPOCH, EVALUATION, SAVING = "epoch", "evaluation", "saving"
 
 
+def wrap(
+    owner: Any, name: str, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+) -> None:
+    """Have calls of a function of a module or a class call these, too, with its positional arguments."""
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args)
+        result = function(*args, **kwargs)
+        if after is not None:
+            after(*args)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
 class Hooks:
     """The hooks of one process, and what they have seen. `script` is told of each step."""
 
@@ -56,22 +74,15 @@ class Hooks:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self.torch = torch
-        register_optimizer_step_pre_hook(torch._disable_dynamo(lambda *step: self.before_step(*step)))
-        register_optimizer_step_post_hook(torch._disable_dynamo(lambda *step: self.after_step(*step)))
+        register_optimizer_step_pre_hook(torch._disable_dynamo(lambda optimizer, *step: self.before_step(optimizer)))
+        register_optimizer_step_post_hook(torch._disable_dynamo(lambda optimizer, *step: self.after_step(optimizer)))
         loader: Any = torch.utils.data.dataloader
         loader._BaseDataLoaderIter.__next__ = self._wrap_draw(loader._BaseDataLoaderIter.__next__)
-        loader.DataLoader.__iter__ = self.wrap_pause(loader.DataLoader.__iter__, EPOCH)
-        torch.save = self.wrap_pause(torch.save, SAVING)
-        torch.nn.Module.eval = self.wrap_pause(torch.nn.Module.eval, EVALUATION, lambda module: module.training)
+        self.note_pauses(loader.DataLoader, "__iter__", EPOCH)
+        self.note_pauses(torch, "save", SAVING)
+        self.note_pauses(torch.nn.Module, "eval", EVALUATION, lambda module: module.training)
         ddp = torch.nn.parallel.DistributedDataParallel
-        init = ddp.__init__
-
-        @wraps(init)
-        def init_and_note(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
-            init(wrapper, *args, **kwargs)
-            self.wrapped.append(weakref.ref(wrapper))
-
-        ddp.__init__ = init_and_note
+        wrap(ddp, "__init__", after=lambda wrapper, *args: self.wrapped.append(weakref.ref(wrapper)))
         torch.multiprocessing.spawn = self._refuse_spawn
 
     def install_stateful_loader(self, module: Any) -> None:
@@ -80,27 +91,17 @@ class Hooks:
         iterator.__next__ = self._wrap_draw(iterator.__next__)
 
     def install_safetensors(self, module: Any) -> None:
-        module.save_file = self.wrap_pause(module.save_file, SAVING)
+        self.note_pauses(module, "save_file", SAVING)
 
     def install_deepspeed(self, module: Any) -> None:
         """DeepSpeed steps its optimizer once per group of parameters: the engine's update is the step."""
-        engine = module.DeepSpeedEngine
-        update = engine._take_model_step
-
-        @wraps(update)
-        def take_model_step(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            self.before_step(engine, args, kwargs)
-            result = update(engine, *args, **kwargs)
-            self.after_step(engine, args, kwargs)
-            return result
-
-        engine._take_model_step = take_model_step
+        wrap(module.DeepSpeedEngine, "_take_model_step", self.before_step, self.after_step)
 
     # The optimizer.
-    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Any, *args: Any) -> None:
         self._depth += 1
 
-    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Any, *args: Any) -> None:
         begin_s = thread_time()  # which other programs on the core do not prolong
         self._depth -= 1
         if self._depth > 0:  # a step within another one: of ZeRO, Horovod, DeepSpeed
@@ -222,16 +223,9 @@ class Hooks:
         """Return whether the last step has changed its batch in place, so that it cannot be used again."""
         return self._last is not None and batches.versions(self._last) != self._last_versions
 
-    def wrap_pause(
-        self, function: Callable[..., Any], kind: str, matters: Callable[..., bool] = lambda *args: True
-    ) -> Callable[..., Any]:
-        @wraps(function)
-        def pause(*args: Any, **kwargs: Any) -> Any:
-            if matters(*args[:1]):
-                self.pauses.append(kind)
-            return function(*args, **kwargs)
-
-        return pause
+    def note_pauses(self, owner: Any, name: str, kind: str, matters: Callable[..., bool] = lambda *first: True) -> None:
+        """Count each call of a function as a pause of this kind, where its first argument `matters`."""
+        wrap(owner, name, before=lambda *args: self.pauses.extend([kind] * matters(*args[:1])))
 
     # Gradient synchronization.
     def wrappers(self) -> list[Any]:
