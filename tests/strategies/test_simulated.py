@@ -1,9 +1,8 @@
-"""The simulated strategy: sleeps as told, meets as told, fails as told. Its ranks are threads here."""
+"""The simulated strategy: sleeps as told and meets as told; that it fails as told is in tests/faults. Its ranks are
+threads here."""
 
 import itertools
 import math
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -14,8 +13,8 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import rank_channel, simulated
-from scalebench.strategies.base import LossPart, Unsupported
-from scalebench.strategies.simulated import Simulated, raise_fault
+from scalebench.strategies.base import LossPart
+from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
 from tests.builders.runs import simulated_spec
 
@@ -122,15 +121,6 @@ def test_what_it_reports():
         simulated_spec(options={"stragler_rank": 1})
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_a_broadcast_returns_rank_0s_value(gpus, meet):
-    def work(strategy):
-        rank = strategy.place.rank
-        return [strategy.broadcast(value + rank) for value in (0.0, -1.5, 1e300)]
-
-    assert meet(work, gpus) == [[0.0, -1.5, 1e300]] * gpus
-
-
 def test_a_broadcast_is_a_barrier(meet):
     arrived = []
 
@@ -177,44 +167,3 @@ def test_a_group_that_does_not_connect_fails(meet, monkeypatch):
         Simulated(spec, 1).setup()
     with pytest.raises(TimeoutError, match=r"only 1 of 2 ranks met within 0\.2 s"):
         Simulated(spec, 0).setup()
-
-
-@pytest.mark.parametrize(
-    ("options", "phase"),
-    [
-        ({"fault_phase": "setup"}, "setup"),
-        ({"fault_step": 2}, "step"),
-        ({"fault_phase": "evaluate"}, "evaluate"),
-        ({"fault_phase": "close"}, "close"),
-        ({"fault_rank": 1}, None),
-    ],
-)
-def test_a_fault_occurs_in_its_phase_on_its_rank_at_its_step(options, phase):
-    strategy = Simulated(simulated_spec(options={"fault": "raise", **options}), 0)
-    calls = [("setup", strategy.setup), *[("step", lambda: strategy.step(BATCH))] * 4,
-             ("evaluate", lambda: strategy.evaluate(None)), ("close", strategy.close)]  # fmt: skip
-    failed = []
-    for number, (name, call) in enumerate(calls):
-        try:
-            call()
-        except RuntimeError as error:
-            failed.append((name, number, str(error)))
-    # A step that failed was not taken, so it fails again when tried again.
-    assert [name for name, _, _ in failed][:1] == ([phase] if phase else [])
-    assert phase != "step" or failed[0][1] == 3
-
-
-def test_faults_that_raise():
-    with pytest.raises(RuntimeError, match="failed as configured"):
-        raise_fault("raise")
-    with pytest.raises(Unsupported, match="unsupported as configured"):
-        raise_fault("unsupported")
-    with pytest.raises(ValueError, match="no fault 'rase'"):
-        raise_fault("rase")
-
-
-@pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("kill", -9), ("oom", 3)])
-def test_faults_that_end_a_process(fault, code):
-    lines = ["from scalebench.strategies.simulated import raise_fault", "try:", f"    raise_fault({fault!r})"]
-    program = "\n".join([*lines, "except MemoryError:", "    raise SystemExit(3)"])
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == code

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from functools import partial
 
 import accelerate
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scalebench.strategies.base import check_group
 from scalebench.strategies.torch.ddp import ARGUMENTS, Ddp
 from scalebench.strategies.torch.optimizer import list_parameters
-from scalebench.strategies.torch.precision import Precision
 
 MIXED_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
-
-
-class AcceleratePrecision(Precision):
-    """The precision of an Accelerator, which scales the loss and steps the optimizer itself."""
-
-    def __init__(self, accelerator: Accelerator, clip_norm: float | None) -> None:
-        self.scaler, self.clip_norm = accelerator.scaler, clip_norm
-        self._accelerator = accelerator
-
-    def autocast(self) -> AbstractContextManager[None]:
-        return self._accelerator.autocast()
-
-    def backward(self, loss: Tensor) -> None:
-        self._accelerator.backward(loss)
-
-    def step_optimizer(self, optimizer: Optimizer) -> None:
-        if self.clip_norm is not None:
-            self._accelerator.clip_grad_norm_(list_parameters(optimizer), self.clip_norm)
-        optimizer.step()
 
 
 class Accelerate(Ddp):
@@ -54,16 +34,18 @@ class Accelerate(Ddp):
             os.environ["ACCELERATE_TORCH_DEVICE"] = str(self.device)
             os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
         reset_state()
+        train = self.spec.config.train
         arguments = {name: getattr(self.options, name) for name in ARGUMENTS}  # by which Accelerate calls them, too
         self.accelerator = Accelerator(
             cpu=self.device.type == "cpu",
-            mixed_precision=MIXED_PRECISIONS.get(self.spec.config.train.precision, "no"),
+            mixed_precision=MIXED_PRECISIONS.get(train.precision, "no"),
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # a number loses against a variable
             kwargs_handlers=[DistributedDataParallelKwargs(**arguments)],
         )
         position = self.accelerator.process_index, self.accelerator.num_processes
         check_group(self.spec, self.place.rank, "Accelerate", position)
-        self.precision = AcceleratePrecision(self.accelerator, self.spec.config.train.clip_norm)
+        self.precision.autocast, self.precision.scaler = self.accelerator.autocast, self.accelerator.scaler
+        self.precision.leave_to(self.accelerator.backward, partial(step_optimizer, self.accelerator, train.clip_norm))
         self.leave_out_unsendable(model)
         net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
         if isinstance(net, DistributedDataParallel):
@@ -77,6 +59,13 @@ class Accelerate(Ddp):
         self.__dict__.pop("accelerator", None)
         super().close()
         reset_state()
+
+
+def step_optimizer(accelerator: Accelerator, clip_norm: float | None, optimizer: Optimizer) -> None:
+    """Step an optimizer that was prepared, which scales the loss itself."""
+    if clip_norm is not None:
+        accelerator.clip_grad_norm_(list_parameters(optimizer), clip_norm)
+    optimizer.step()
 
 
 def reset_state() -> None:

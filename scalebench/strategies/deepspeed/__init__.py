@@ -13,26 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from scalebench.strategies.base import LossPart, check_group, never_measured
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group_strategy import GroupStrategy
-from scalebench.strategies.torch.precision import Precision
-
-
-class EnginePrecision(Precision):
-    """The precision of DeepSpeed's engine, whose backward pass and step are its own."""
-
-    def __init__(self, precision: Precision, engine: Any) -> None:
-        self.__dict__.update(precision.__dict__)
-        self._engine = engine
-
-    def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss)
-
-    def step_optimizer(self, optimizer: Optimizer) -> None:
-        self._engine.step()
 
 
 class DeepSpeedZero(GroupStrategy):
@@ -68,7 +52,7 @@ class DeepSpeedZero(GroupStrategy):
             optimizer=self.optimizer,
             config=self.engine_config(),
         )
-        self.precision = EnginePrecision(self.precision, engine)
+        self.precision.leave_to(engine.backward, lambda optimizer: engine.step())
         return engine
 
     def engine_config(self) -> dict[str, Any]:

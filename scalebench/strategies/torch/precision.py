@@ -6,6 +6,7 @@ Weights and losses stay float32 in every precision.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -44,6 +45,10 @@ class Precision:
         if self._half is None:
             return nullcontext()
         return torch.autocast(device or self._device.type, dtype=self._half)
+
+    def leave_to(self, backward: Callable[[Tensor], Any], step_optimizer: Callable[[Optimizer], Any]) -> None:
+        """Have a library run the backward pass, and step the optimizer, in its own way."""
+        self.backward, self.step_optimizer = backward, step_optimizer  # type: ignore[method-assign]
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a loss, scaled under float16."""

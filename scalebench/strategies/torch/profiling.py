@@ -336,14 +336,16 @@ def summarize_operations(events: Iterable[Any], steps: int, cuda: bool) -> list[
     another thread may end, such as gloo:all_reduce. On GPUs the profiler does not see communication by host threads
     (Gloo, MPI), which begins with waiting for the GPU.
     """
-    calls = []
-    for event in events:
-        collective = event.name.startswith(COMMUNICATION_PREFIXES)
-        on_gpu = event.device_type == DeviceType.CUDA
-        if on_gpu == cuda and not (event.is_user_annotation and (on_gpu or not collective)):
-            self_us = event.time_range.elapsed_us() if event.is_async or on_gpu else event.self_cpu_time_total
-            calls.append((OperationKind(event.name, collective), float(self_us) / 1e6))
-    return average_operations(calls, steps, "cuda" if cuda else "cpu")
+
+    def list_calls() -> Iterator[tuple[OperationKind, float]]:
+        for event in events:
+            collective = event.name.startswith(COMMUNICATION_PREFIXES)
+            on_gpu = event.device_type == DeviceType.CUDA
+            if on_gpu == cuda and not (event.is_user_annotation and (on_gpu or not collective)):
+                self_us = event.time_range.elapsed_us() if event.is_async or on_gpu else event.self_cpu_time_total
+                yield OperationKind(event.name, collective), float(self_us) / 1e6
+
+    return average_operations(list_calls(), steps, "cuda" if cuda else "cpu")
 
 
 def sum_up_gpus(events: Iterable[Any], steps: int) -> GpuTime | None:

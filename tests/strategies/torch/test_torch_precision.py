@@ -20,10 +20,8 @@ from scalebench.strategies.torch import ddp, optimizer, precision
 from scalebench.strategies.torch import group as torch_group
 from scalebench.strategies.torch import optimizer as training
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import check_compiler
 from scalebench.strategies.torch.user_module import UserModule
-from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from tests.strategies.builders import make_images, run_training, scheduled_rates, step_weight
 from tests.strategies.torch.conftest import spec_of, user_model
@@ -136,27 +134,6 @@ def test_networks_are_built_in_the_default_layout(strategy, pictures, expected, 
         parameter.grad = None
     bare.profile(1, None)  # anew
     assert bare.settings_used()["data_format"] == ("nhwc (nchw kernels)" if expected == "nhwc" else "nchw")
-
-
-@pytest.mark.parametrize("name", training.OPTIMIZERS)
-def test_optimizers_on_channels_last(name):
-    """Fused kernels process memory linearly, so that gradients need the layout of their parameters."""
-    net = Network("net", (9, 9, 3))
-    net.conv(net.conv(net.input, "wide", 8, 3), "narrow", 6, 1)
-    made = {}
-    for data_format in ("nhwc", "nchw"):
-        model = NetworkModule(net, data_format)
-        torch.manual_seed(0)
-        for parameter in model.parameters():
-            parameter.data.copy_(torch.randn(parameter.shape))
-        optimizer = training.build_optimizer(TrainSpec(optimizer=name), model.parameters(), 0.01)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(2, 9, 9, 3)).square().mean().backward()
-            optimizer.step()
-        made[data_format] = [parameter.detach() for parameter in model.parameters()]
-    for first, other in zip(*made.values(), strict=True):
-        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -265,7 +265,7 @@ class _Fit(pl.Callback):
         if self._is_users:
             self.module.on_train_batch_start = functools.partial(_start_batch, self.module)
             for hook in BUILD_HOOKS:
-                setattr(self.module, hook, _do_nothing)
+                setattr(self.module, hook, lambda *args, **settings: None)
 
     def __len__(self) -> int:
         return MAX_PARTS
@@ -304,10 +304,6 @@ class _Fit(pl.Callback):
         parts, self._loss_parts = self._loss_parts, []
         if self._loop.done(sum_loss_parts(parts)):
             trainer.should_stop = True
-
-
-def _do_nothing(*args: Any, **settings: Any) -> None:
-    """Stand for a hook that was called once, when the module was built."""
 
 
 def _start_batch(module: pl.LightningModule, *batch: Any) -> None:

@@ -90,7 +90,13 @@ class ModelParallel(GroupStrategy):
         self.optimizer.zero_grad()
         part = self._micro_batch_schedule(batch)
         if self.replicas > 1:
-            self._sum_gradients([each.grad for each in self.model.parameters() if each.grad is not None])
+            # All gradients of this stage are added up over the replicas, in place and in one message.
+            gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat, group=self.mesh.get_group("copy"))
+            totals = flat.split([gradient.numel() for gradient in gradients])
+            for gradient, total in zip(gradients, totals, strict=True):
+                gradient.copy_(total.view(gradient.shape))
         self.precision.step_optimizer(self.optimizer)
         return part
 
@@ -149,7 +155,7 @@ class ModelParallel(GroupStrategy):
                 replica=self.shard()[0],
                 first=stage.nodes[0].name,
                 last=stage.output.name,
-                parameter_bytes=self._parameter_bytes(stage.index),
+                parameter_bytes=round(sum(partition.node_parameter_bytes(stage.network("stage")))),
                 micro_batches=self.micro_batches,
                 sent_bytes=sent_bytes,
                 work_s=work_s,
@@ -169,7 +175,7 @@ class ModelParallel(GroupStrategy):
             return COUNTED_COSTS[split](network)
         costs = [0.0] * len(network.nodes)
         if self.place.rank == 0:
-            samples = self._micro_batch_samples(0)
+            samples = partition.epoch_batch_sizes(self.spec, 0, self.replicas)[0].samples // self.micro_batches
             self.tune_convolutions(is_full=True)  # as the stages will run
             costs = measure_node_costs(
                 network, self.spec.config, samples, self.device, self.precision, self.synchronize
@@ -197,21 +203,6 @@ class ModelParallel(GroupStrategy):
         values: list[Any] = [None] * self.stage_count
         dist.all_gather_object(values, value, group=self.stage.group)
         return values
-
-    def _sum_gradients(self, gradients: list[Tensor]) -> None:
-        """Add up all gradients of this stage over the replicas, in place and in one message."""
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat, group=self.mesh.get_group("copy"))
-        totals = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, total in zip(gradients, totals, strict=True):
-            gradient.copy_(total.view(gradient.shape))
-
-    def _micro_batch_samples(self, replica: int) -> int:
-        full, _ = partition.epoch_batch_sizes(self.spec, replica, self.replicas)
-        return full.samples // self.micro_batches
-
-    def _parameter_bytes(self, index: int) -> int:
-        return round(sum(partition.node_parameter_bytes(self.network_stages[index].network("stage"))))
 
 
 class Pipeline(ModelParallel):
