@@ -126,8 +126,8 @@ def describe_verdict(comparison: Comparison) -> str:
         return f"regression: {len(slower)} of {len(pairs)} pairs {beyond}, most {worst}"
     lacking = [pair for pair in pairs if pair.verdict == analysis.NO_VERDICT]
     if status == analysis.TOO_LITTLE_DATA:
-        example = f"{format_label(lacking[0].label)}: {lacking[0].notes[-1]}"
-        return f"too little data: {len(lacking)} of {len(pairs)} pairs without a verdict, such as {example}"
+        example = f"{format_label(lacking[0].label)}: {lacking[0].notes[-1].removeprefix('no verdict: ')}"
+        return f"too little data: no verdict on {len(lacking)} of {len(pairs)} pairs, such as {example}"
     if len(lacking) == len(pairs):
         return f"undecided: {lacking[0].notes[-1]}"
     if all(pair.verdict == analysis.SAME for pair in pairs):

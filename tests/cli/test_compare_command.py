@@ -140,7 +140,7 @@ def test_a_gate_needs_three_sessions_of_its_baseline(call):
     write_folder("slow", [1.5 * each for each in STEADY], side="b", day=9)
     save_days([1.0, 1.04], call)
     status, out, _ = call(*gate)
-    line = "too little data: 1 of 1 pairs without a verdict, such as ddp gpus=1: 2 and 1 sessions give no verdict, "
+    line = "too little data: no verdict on 1 of 1 pairs, such as ddp gpus=1: 2 and 1 sessions give no verdict, "
     assert status == 6 and out.splitlines()[-1].startswith(line)
     assert call(*gate, "--missing", "ok")[0] == 0
     _, junit, _ = call(*gate, "--format", "junit")

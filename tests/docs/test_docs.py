@@ -258,7 +258,6 @@ MADE = {
     "the import fails": {"code": "1 / 0\n"},
     "the YAML names no class": {"target": None},
     "there is no YAML": {"yaml": None},
-    "a data set has no entry point": {"group": "dataset"},
     "a name is taken by a built-in": {"name": "ddp"},
 }
 
@@ -273,13 +272,10 @@ def problem(name):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_and_their_lines(fault, dists):
     assert set(MADE) == set(FAULTS)
-    if "group" in MADE[fault]:
-        dists.add(MINE, {"a/__init__.py": "", "a/conf/dataset/mine.yaml": "name: mine\n"}, {"configs": {"a": "a.conf"}})
-        line = resolved("dataset=mine").plugin_error
-    else:
-        dists.strategy(dist=MINE, **MADE[fault])
-        line = problem(MADE[fault].get("name", "mine"))
-    assert line == FAULTS[fault].replace("scalebench_mine.strategy:", "scalebench_mine.code:")
+    dists.strategy(dist=MINE, **MADE[fault])
+    assert problem(MADE[fault].get("name", "mine")) == FAULTS[fault].replace(
+        "scalebench_mine.strategy:", "scalebench_mine.code:"
+    )
 
 
 CLUSTER_PAGE = (ROOT / "docs/guides/cluster.md").read_text(encoding="utf-8")

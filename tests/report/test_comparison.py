@@ -110,7 +110,10 @@ def test_what_is_lacking_is_in_the_last_line_and_nowhere_else():
     assert f"note: {LACKING}" in list_sentences(some)
     assert describe_verdict(some) == "1 slower, 1 no verdict, at 5 % after Holm over 1 pair"
     gate = dataclasses.replace(some, threshold=0.3)
-    assert describe_verdict(gate) == f"too little data: 1 of 2 pairs without a verdict, such as ddp gpus=2: {LACKING}"
+    assert (
+        describe_verdict(gate)
+        == f"too little data: no verdict on 1 of 2 pairs, such as ddp gpus=2: {LACKING.removeprefix('no verdict: ')}"
+    )
     ignored = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
     assert "note: left out of the pairing: seed" in list_sentences(ignored)
     others = [run for gpus in range(2, 40) for run in make_runs("a", [0.1], gpus=gpus)]
