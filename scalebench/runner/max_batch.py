@@ -85,7 +85,7 @@ class BatchSearch:
         self._deadline_s = time.monotonic() + spec.config.measure.timeout_s
 
     def run(self, attempt: Attempt, on_progress: OnProgress) -> RunOutcome:
-        """Try until the largest batch is tried. The outcome is not ok where not even one sample fits, and where a
+        """Try until the largest batch is known. The outcome is not ok where not even one sample fits, and where a
         try fails in another way, whose status the run then has."""
         started_s = time.monotonic()
         config = self._requested.config

@@ -48,6 +48,8 @@ class CohortProgress:
     """The state of a cohort between two slots, for the progress line."""
 
     runs: int
+    started: int = 0
+    first_figures_s: float | None = None  # when the last run started: about so long until all are warm
     warm: int = 0  # runs that have warmed up
     round: int = 0
     label: str = ""  # of the run that is awake
@@ -129,7 +131,7 @@ class Cohort:
         self._settings = self.members[0].spec.repeat_settings
         config = self.members[0].spec.config
         self._random = random.Random(f"{config.seed} {config.repeat}")
-        self._progress, self._on_progress = CohortProgress(len(runs)), on_progress
+        self._progress, self._on_progress, self._began_s = CohortProgress(len(runs)), on_progress, time.monotonic()
 
     def run(self) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each run that has ended, when all have; `unwritten` holds those without a file.
@@ -171,8 +173,7 @@ class Cohort:
                 rooms += [self._gpu_room()] if started else []
                 if is_full or (started and not (self._fits([member], started) and self._fits_on_gpus(rooms))):
                     return
-                started.append(member)
-                member.start()
+                self._begin(member, started)
             member.on_progress = self._show_ranks
             self._show(label=member.spec.label)
             if member.spec.held and member.turns.await_ready():
@@ -193,12 +194,19 @@ class Cohort:
             fits = member.spec.held and self._fits([*ahead, member], started)
             if fits and self._fits_on_gpus(rooms, 1 + len(ahead)):
                 ahead.append(member)
-        started += ahead
         for member in ahead:
-            member.start()
+            self._begin(member, started)
         for member in ahead:
             self._show(label=member.spec.label)
             member.turns.await_ready()
+
+    def _begin(self, member: Member, started: list[Member]) -> None:
+        """Start a run, and show that, with the time until all are warm if the rest take as long as those so far."""
+        started.append(member)
+        member.start()
+        warm, runs = self._progress.warm, self._progress.runs
+        left_s = (time.monotonic() - self._began_s) / warm * (runs - warm) if warm else None
+        self._show(label=member.spec.label, started=len(started), first_figures_s=left_s)
 
     def _do_rounds(self, members: list[Member]) -> None:
         share_s = sum(member.spec.repeat_settings.max_s for member in members)

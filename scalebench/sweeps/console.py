@@ -209,13 +209,14 @@ class Console:
         self, number: int, runs: int, planned: int, time_left: Callable[[], str] = lambda: ""
     ) -> Iterator[Callable[[CohortProgress], None]]:
         """Show the progress line of `runs` runs that take turns; the yielded function updates it. Where a line cannot
-        be replaced, a second one follows the last round."""
+        be replaced, there is one for each start, and one after the last round."""
         head = f"[{number}-{number + runs - 1}/{planned}] {runs} runs in turns"
-        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}") as update:
+        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}", once=False) as update:
 
             def look(progress: CohortProgress) -> None:
-                is_over = progress.round and progress.seconds_left is None
-                plain = f"{head}: {progress.round} rounds{describe_leader(progress)}" if is_over else ""
+                plain = f"{head}: {describe_start(progress)}" if progress.started and not progress.round else ""
+                if progress.round and progress.seconds_left is None:
+                    plain = f"{head}: {progress.round} rounds{describe_leader(progress)}"
                 update(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}", plain)
 
             yield look
@@ -443,10 +444,17 @@ def _format_step_s(seconds: float) -> str:
 def describe_cohort(progress: CohortProgress) -> str:
     """Return a line such as `round 12, ddp_gloo gpus=2 leads: 1.43 [1.40, 1.46], at most 35 s left`."""
     if not progress.round or progress.seconds_left is None:
-        warm = "" if progress.round else f"{progress.warm} of {progress.runs} are warm, "
-        return f"{warm}{progress.label}: {describe_progress(progress.ranks)}"
+        start = "" if progress.round else f"{describe_start(progress)}; "
+        return f"{start}{progress.label}: {describe_progress(progress.ranks)}"
     left = f", at most {progress.seconds_left:.0f} s left" if progress.seconds_left >= MIN_SHOWN_LEFT_S else ""
     return f"round {progress.round}{describe_leader(progress)}{left}"
+
+
+def describe_start(progress: CohortProgress) -> str:
+    """Return `3 of 8 started; first figures in about 20 s`, without the time until one run is warm."""
+    left_s = progress.first_figures_s
+    figures = "" if left_s is None else f"; first figures in {estimates.format_about(left_s)}"
+    return f"{progress.started} of {progress.runs} started{figures}"
 
 
 def describe_leader(progress: CohortProgress) -> str:

@@ -21,7 +21,7 @@ import pytest
 from scalebench.analysis.collectives import bus_factor
 from scalebench.analysis.load import load
 from scalebench.core.json_files import read_json
-from scalebench.core.machine.gpus import count_gpus, detect_gpus
+from scalebench.core.machine.gpus import count_gpus, detect_gpus, read_gpu_room
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import RunSpec
 from scalebench.core.units import format_binary_bytes, format_bytes
@@ -271,9 +271,11 @@ def choose_gpu_bound(total_bytes: int | None) -> list[str]:
     return [*GPU_BOUND, f"train.batch_per_device={batch}", f"dataset.size={4 * batch}"]
 
 
-def observe_bare_and_ddp(folder: Path, workload: Sequence[str]) -> list[Truth]:
-    """Compare the framework with its wrapper on one device, in turns: there is nothing to synchronize."""
+def observe_bare_and_ddp(folder: Path, workload: Sequence[str] = ()) -> list[Truth]:
+    """Compare the framework with its wrapper on one device, in turns: there is nothing to synchronize. The workload is
+    one that keeps the smallest GPU busy, or this one."""
     folder.mkdir()
+    workload = workload or choose_gpu_bound(min((room.total_bytes or 0 for room in read_gpu_room()), default=0))
     strategies = ["--multirun", "strategy=bare_torch,ddp", "gpus=1", "baseline=none", *workload]
     rates = {row["strategy"]: row["throughput_samples_per_s"] for row in run_program(strategies, folder)}
     return [judge("bare", rates.get("ddp"), rates.get("bare_torch"), lambda rate: f"{rate:,.0f} samples/s")]

@@ -9,6 +9,7 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.cli.commands import check_gpu
 from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractResult
+from scalebench.core.json_files import read_record
 from scalebench.core.machine.gpus import GpuRoom
 from scalebench.testing import gpu_truths
 from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth
@@ -63,20 +64,32 @@ def test_a_line_that_fails_is_the_exit_status(no_doctor, monkeypatch):
 @pytest.mark.parametrize(("count", "all_reduce"), [(1, "only one GPU"), (4, "ran 2")])
 def test_truths_by_the_number_of_gpus(count, all_reduce, no_doctor, monkeypatch, tmp_path):
     monkeypatch.setattr(check_gpu.gpus, "read_gpu_room", lambda: [GpuRoom(2**34, 2**34, None)] * count)
-    ran = lambda strategy, gpus, names, folder: [Truth(name, PASS, f"ran {gpus}") for name in names]  # noqa: E731
-    monkeypatch.setattr(gpu_truths, "observe_rank", ran)
-    monkeypatch.setattr(gpu_truths, "observe_bare_and_ddp", lambda folder, workload: [Truth("bare", PASS, "ran")])
-    monkeypatch.setattr(check_gpu, "run_apart", lambda name, *words: [Truth(name, PASS, "ran")])
+    monkeypatch.setattr(
+        gpu_truths, "observe_rank", lambda name, gpus, names, _: [Truth(n, PASS, f"ran {gpus}") for n in names]
+    )
+    monkeypatch.setattr(gpu_truths, "observe_bare_and_ddp", lambda folder: [Truth("bare", PASS, "ran")])
+    monkeypatch.setattr(gpu_truths, "observe_two_ranks_on_one_gpu", lambda folder: [Truth("one_gpu", PASS, "ran")])
+
+    def run_here(names, words, folder, seconds_left):
+        if words[0] not in check_gpu.OBSERVATIONS:
+            return [Truth(name, PASS, "ran") for name in names]
+        folder.mkdir()
+        check_gpu.write_lines(folder, *words)
+        return read_record(folder / check_gpu.LINES_FILE, list[Truth])
+
+    monkeypatch.setattr(check_gpu, "run_apart", run_here)
     lines = {line.name: line.text for line in check_gpu.run_checks(tmp_path, check_gpu.io.StringIO(), lambda: 1.0)}
     assert [lines[name] for name in ("device", "all_reduce", "bare", "one_gpu")] == ["ran 1", all_reduce, "ran", "ran"]
     assert lines["contract of fsdp"] == "ran" and "contract of fsdp_nccl" not in lines, "it is the same there"
 
 
-def test_contracts_end_with_the_time(monkeypatch, tmp_path):
+def test_truths_and_contracts_end_with_the_time(monkeypatch, tmp_path):
     """What runs is stopped, its processes too; what has not begun is not."""
     left = iter([60.0, 0.5, -1.0, -1.0])
     sleeps = 'import subprocess, sys; subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])'
     monkeypatch.setattr(check_gpu, "build_python_command", lambda *words: [sys.executable, "-c", sleeps])
+    lines = check_gpu.run_apart(("device", "timer"), ("device",), tmp_path / "device", iter([9.0, 0.5]).__next__)
+    assert [line.name for line in lines] == ["device", "timer"] and {line.text for line in lines} == {check_gpu.STOPPED}
     monkeypatch.setattr(check_gpu, "count_usable_cores", lambda: 1)
     lines = list(check_gpu.check_losses(["ddp", "fsdp"], 2, tmp_path / "losses", lambda: next(left)))
     assert [(line.name, line.verdict, line.text.partition(";")[0]) for line in lines] == [

@@ -109,9 +109,18 @@ def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys):
     ]
 
 
-def test_a_cohort_that_starts_says_how_many_of_its_runs_are_warm():
-    starting = CohortProgress(8, warm=3, label="ddp gpus=1")
-    assert consoles.describe_cohort(starting).startswith("3 of 8 are warm, ddp gpus=1: ")
+def test_a_cohort_that_starts_says_how_many_of_its_runs_have(capsys):
+    starting = CohortProgress(8, started=3, first_figures_s=20.0, warm=2, label="ddp gpus=1")
+    text = "3 of 8 started; first figures in about 20 s"
+    assert consoles.describe_cohort(starting).startswith(f"{text}; ddp gpus=1: ")
+    with consoles.Console().show_cohort(1, 8, 9) as look:
+        first = replace(starting, started=1, first_figures_s=None, warm=0)
+        for progress in (first, first, starting, replace(starting, round=12), replace(starting, round=12)):
+            look(progress)
+    head = "[1-8/9] 8 runs in turns"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{head} ...", f"{head}: 1 of 8 started", f"{head}: {text}", f"{head}: 12 rounds",
+    ]  # fmt: skip
     ending = CohortProgress(8, warm=8, round=12, label="ddp gpus=1")
     assert consoles.describe_cohort(ending).startswith("ddp gpus=1: ")
     assert consoles.describe_cohort(replace(ending, seconds_left=1.0)).startswith("round 12")

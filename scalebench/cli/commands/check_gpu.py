@@ -43,6 +43,18 @@ TITLE = "# scalebench check --gpu"
 NO_GPU = "no GPU"
 LINES_FILE = "lines.json"  # of one process
 NO_TIME = "no time is left; --minutes gives more"
+STOPPED = "it was stopped at the end of the time; --minutes gives more"
+ONE_DEVICE = ("device", *truths.ONE_DEVICE_TRUTHS)
+# By the first of its lines: all of them, and what is observed for them in a folder.
+OBSERVATIONS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Truth]]]] = {
+    names[0]: (names, observe)
+    for names, observe in (
+        (ONE_DEVICE, lambda folder: truths.observe_rank("bare_torch", 1, ONE_DEVICE, folder)),
+        (("all_reduce",), lambda folder: truths.observe_rank("ddp", 2, ("all_reduce",), folder)),
+        (("bare",), lambda folder: truths.observe_bare_and_ddp(folder)),
+        (("one_gpu",), lambda folder: truths.observe_two_ranks_on_one_gpu(folder)),
+    )
+}
 CONTRACT_BYTES = 3 * 2**30  # of a GPU's memory, and of the machine's, for the processes of one contract
 FOLDER = re.compile(r"(?<![\w~./])/(?:[\w.@+-]+/)+(?=[\w.@+-])")  # of an absolute path: the file's name stays
 PUBLIC_NAMES = {"root", "localhost", "127.0.0.1", "::1", "00:00:00:00:00:00"}
@@ -77,21 +89,13 @@ def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], flo
     """Yield each line as it ends; the doctor's text goes to `report`."""
     yield from try_truths(("doctor",), partial(run_doctor, report))
     yield from try_truths(("program",), lambda: truths.observe_simulated_step(folder / "program"))
-    room = gpus.read_gpu_room()
-    count, memory_bytes = len(room), min((each.total_bytes or 0 for each in room), default=0)
-    one_device = ("device", *truths.ONE_DEVICE_TRUTHS)
-    steps: list[tuple[tuple[str, ...], Callable[[], list[Truth]]]] = [
-        (one_device, lambda: truths.observe_rank("bare_torch", 1, one_device, folder / "one")),
-        (("all_reduce",), lambda: truths.observe_rank("ddp", 2, ("all_reduce",), folder / "two")),
-        (("bare",), lambda: truths.observe_bare_and_ddp(folder / "bare", truths.choose_gpu_bound(memory_bytes))),
-    ]
-    for names, observe in steps:
-        if seconds_left() < 0:
-            yield from (Truth(name, NOT_POSSIBLE, NO_TIME) for name in names)
-        elif count < 1 + (names == ("all_reduce",)):
+    count = len(gpus.read_gpu_room())
+    for names in (ONE_DEVICE, ("all_reduce",), ("bare",)):  # alone, since they are about times
+        if count < 1 + (names == ("all_reduce",)):
             yield from (Truth(name, NOT_POSSIBLE, "only one GPU" if count else NO_GPU) for name in names)
         else:
-            yield from try_truths(names, observe)
+            run = partial(run_apart, names, names[:1], folder / names[0], seconds_left)
+            yield from try_truths(names, run)
     yield from check_losses(list_cuda_strategies(), count, folder / "losses", seconds_left)
 
 
@@ -137,16 +141,19 @@ def check_losses(
     with ThreadPoolExecutor(at_once) as pool:
         running = []
         for name, words in runs.items():
-            run = partial(run_apart, name, words, folder / words[0], seconds_left)
+            run = partial(run_apart, (name,), words, folder / words[0], seconds_left)
             running.append(pool.submit(try_truths, (name,), run))
         for ended in as_completed(running):
             yield from ended.result()
 
 
-def run_apart(name: str, words: Sequence[str], folder: Path, seconds_left: Callable[[], float]) -> list[Truth]:
-    """Run write_lines in a process of its own, since neither pytest nor Hydra is made for threads."""
+def run_apart(
+    names: Sequence[str], words: Sequence[str], folder: Path, seconds_left: Callable[[], float]
+) -> list[Truth]:
+    """Run write_lines in a process of its own, which ends with the time; neither pytest nor Hydra is made for
+    threads. `names` are those of its lines."""
     if seconds_left() <= 0:
-        return [Truth(name, NOT_POSSIBLE, NO_TIME)]
+        return [Truth(name, NOT_POSSIBLE, NO_TIME) for name in names]
     folder.mkdir()
     command = build_python_command("-m", f"{__package__}.{Path(__file__).stem}", str(folder), *words)
     with (
@@ -156,7 +163,7 @@ def run_apart(name: str, words: Sequence[str], folder: Path, seconds_left: Calla
         try:
             process.wait(timeout=max(0.0, seconds_left()))
         except subprocess.TimeoutExpired:
-            return [Truth(name, NOT_POSSIBLE, "it was stopped at the end of the time; --minutes gives more")]
+            return [Truth(name, NOT_POSSIBLE, STOPPED) for name in names]
         finally:
             with contextlib.suppress(ProcessLookupError):  # its ranks end with it
                 os.killpg(process.pid, signal.SIGKILL)
@@ -166,9 +173,11 @@ def run_apart(name: str, words: Sequence[str], folder: Path, seconds_left: Calla
 
 
 def write_lines(folder: Path, subject: str, *words: str) -> None:
-    """Check two ranks on one GPU, or the contract of a strategy with these overrides, and write the lines."""
-    if subject == "one_gpu":
-        lines = try_truths(("one_gpu",), lambda: truths.observe_two_ranks_on_one_gpu(folder / "same"))
+    """Check what OBSERVATIONS has by this name, or the contract of a strategy with these overrides, and write the
+    lines."""
+    if subject in OBSERVATIONS:
+        names, observe = OBSERVATIONS[subject]
+        lines = try_truths(names, lambda: observe(folder / subject))
     else:
         (folder / "contract").mkdir()
         cases = check.list_contracts(check.CheckSubject("strategy", subject, words, False))
