@@ -300,8 +300,10 @@ class ProbeRunner:
         setattr(self.record, f"{name}_s", seconds)
 
     def _block_repeats(self, once_s: float) -> int:
-        """Return the repeats in a block of an action that takes `once_s`."""
+        """Return the repeats in a block of an action that takes `once_s`. On a GPU, whose blocks are long, the fewest
+        blocks of all probes would otherwise take several times as long as measure.probe_s."""
         block_s = choose_block_s(self.spec.device, once_s, self.settings.block_s)
+        block_s = min(block_s, max(self.settings.block_s, self.settings.probe_s / REPEATED_BLOCK_BOUNDS[0]))
         return repeats_within(block_s, once_s, 1, MAX_REPEATS)
 
     def _probe_parts(self) -> None:

@@ -1,6 +1,7 @@
 """All probes of one rank with a strategy on a clock of the test; figures against known truth are in tests/truth."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -68,9 +69,9 @@ class Timed(Simulated):
         return value
 
 
-def run_probes(folder, kind=Timed, gpus=2, message_bytes=(8, 8), **changes):
+def run_probes(folder, kind=Timed, gpus=2, message_bytes=(8, 8), device="cpu", **changes):
     measure = {"block_s": 0.05, "probe_s": 2.0, **changes.pop("measure", {})}
-    spec = simulated_spec(gpus, measure=measure, **changes)
+    spec = replace(simulated_spec(gpus, measure=measure, **changes), device=device)
     strategy, reports = kind(spec), []
     train, _ = datasets.open_sources(spec, 0, gpus)
     report = lambda: reports.append(strategy.now_s)  # noqa: E731
@@ -108,6 +109,14 @@ def test_every_quantity_is_measured_in_blocks_for_about_the_configured_time(tmp_
     assert record.trace == "trace0.json.gz" and (tmp_path / record.trace).exists()
     short, long = (run_probes(tmp_path, measure={"probe_s": seconds})[1].now_s for seconds in (1.0, 4.0))
     assert 3 * short < long < 5 * short
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("probe_s", "most_s"), [(1.0, 5.0), (3.0, 10.0)])
+def test_on_a_gpu_the_longer_blocks_do_not_lengthen_the_probes(probe_s, most_s, tmp_path):
+    record, strategy, _ = run_probes(tmp_path, device="cuda", measure={"block_s": 0.02, "probe_s": probe_s})
+    assert record.reasons == {} and 3.0 * probe_s < strategy.now_s < most_s
+    assert record.steps * (STEP_S + SYNC_S) >= 0.1, "the queue of a GPU is drained at the end of each block"
 
 
 @pytest.mark.parametrize(("gpus", "others"), [(2, set()), (1, {"isolated"})])
