@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from scalebench_search.objective import SearchSettings
 from scalebench_search.search_space import SearchSpace, parse_space
-from scalebench_search.study import Study, TrialOutcome
+from scalebench_search.study import Outcome, Study
 
 RATE = "train.learning_rate=tag(log, interval(1e-5, 1e-1))"
 
@@ -30,5 +30,5 @@ def run_trials(study: Study, value_of: Callable[[dict[str, str]], float], limit:
         (trial,) = batch
         seen.append(trial.overrides)
         value = value_of(dict(word.split("=") for word in trial.overrides))
-        study.record(trial.number, TrialOutcome("complete", value))
+        study.record(trial.number, Outcome("complete", value))
     return seen

@@ -91,21 +91,29 @@ def test_requirements_of_each_objective() -> None:
         ("choice(adam,sgd,adam)", CategoricalDistribution(["adam", "sgd"])),
         ("[1,2],[3]", CategoricalDistribution(["[1,2]", "[3]"])),
         ("null,1", CategoricalDistribution(["null", "1"])),
-        ("range(1,8,2)", IntDistribution(1, 7, step=2)),
-        ("range(4)", IntDistribution(0, 3)),
-        ("range(3,0,-1)", IntDistribution(1, 3)),
-        ("range(0.1,0.4,0.1)", FloatDistribution(0.1, 0.3, step=0.1)),
     ],
 )
 def test_each_of_hydras_forms(text: str, distribution: object) -> None:
-    """The end of a range is not a value of it, as in Hydra and in Python; both ends of an interval are."""
     results = make_space(f"a={text}")
     assert (results.searched, results.texts, results.fixed) == ({"a": distribution}, {"a": text}, [])
 
 
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("range(1,8,2)", [1, 3, 5, 7]), ("range(4)", [0, 1, 2, 3]), ("range(3,0,-1)", [1, 2, 3]),
+        ("range(0.1,0.4,0.1)", [0.1, 0.2, 0.3]),
+    ],
+)  # fmt: skip
+def test_a_range_has_its_steps_without_its_end(text: str, steps: list[float]) -> None:
+    results = make_space(f"a={text}")
+    assert results.searched == {"a": IntDistribution(0, len(steps) - 1)}
+    assert [results.overrides({"a": number}) for number in range(len(steps))] == [[f"a={step!r}"] for step in steps]
+
+
 def test_overrides_of_a_trial_survive_hydra_s_parser() -> None:
     results = make_space("a=interval(1e-9,1)", "b=adam,sgd", "+c.d=range(0.1,0.5,0.1)", "e=int(interval(1,9))")
-    values = {"a": 1.25e-7, "b": "sgd", "+c.d": 0.1 + 0.2, "e": 3}
+    values = {"a": 1.25e-7, "b": "sgd", "+c.d": 2, "e": 3}
     assert results.overrides(values) == ["a=1.25e-07", "b=sgd", "+c.d=0.3", "e=3"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from scalebench_search import summary
-from scalebench_search.study import Study, Trial, TrialOutcome
+from scalebench_search.study import Outcome, Study, Trial
 from searches import RATE, make_study, run_trials
 
 from scalebench.sweeps.console import Console
@@ -27,12 +27,12 @@ def a_search(trials: int = 3) -> Study:
     made = make_study(RATE, "train.optimizer=adam,sgd", n_trials=trials)
     run_trials(made, lambda words: float(words["train.learning_rate"]), limit=trials - 1)
     for trial in made.propose(1):
-        made.record(trial.number, TrialOutcome("pruned", status="oom", reason="out of [red]memory[/red]"))
+        made.record(trial.number, Outcome("pruned", status="oom", reason="out of [red]memory[/red]"))
     return made
 
 
 def test_the_command_is_one_run_of_the_best_settings() -> None:
-    trial = Trial(0, "complete", 1.0, ["train.learning_rate=0.1", "train.optimizer=sgd"], "ok", "", 0)
+    trial = Trial(0, ["train.learning_rate=0.1", "train.optimizer=sgd"], Outcome("complete", 1.0))
     typed = [
         *ARGUMENTS,
         "--multirun",
@@ -65,6 +65,8 @@ def test_without_a_value_there_is_no_best(tmp_path: Path, capsys: pytest.Capture
     made = a_search(1)
     summary.write_files(made, tmp_path, ARGUMENTS)
     assert [path.name for path in tmp_path.iterdir()] == ["trials.csv"]
+    summary.print_summary(make_study(RATE), tmp_path, ARGUMENTS, Console())
+    assert capsys.readouterr().out == ""  # there is no trial yet
     summary.print_summary(made, tmp_path, ARGUMENTS, Console())
     assert f"no trial has a mse; {tmp_path / 'trials.csv'} says why" in capsys.readouterr().out
 
@@ -77,22 +79,16 @@ def test_the_table_has_the_best_first_and_the_rest_in_the_file(capsys: pytest.Ca
     values = [float(row[1]) for row in rows]
     assert len(values) == summary.MAX_ROWS and values == sorted(values)
     assert "and 5 more in s/trials.csv" in out
-    assert f"best: mse {values[0]:.4g} of trial {rows[0][0]} (s/best.yaml)" in out
-
-
-def test_remarks_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     summary.print_summary(a_search(2), Path("s"), ARGUMENTS, Console())
     assert "oom: out of [red]memory[/red]" in capsys.readouterr().out
-
-
-def test_a_search_without_trials_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    summary.print_summary(make_study(RATE), Path("s"), ARGUMENTS, Console())
-    assert capsys.readouterr().out == ""
+    assert f"best: mse {values[0]:.4g} of trial {rows[0][0]} (s/best.yaml)" in out
 
 
 def test_a_heading_shows_the_best_value_so_far() -> None:
     made = make_study(RATE, n_trials=3)
     words = ["train.learning_rate=0.00123456789", "train.optimizer=sgd", "gpus=2"]
-    assert summary.heading(made, 0, words) == "trial 0 (1 of 3): learning_rate=0.001235 optimizer=sgd gpus=2"
+    assert (
+        summary.describe_trial(made, Trial(0, words)) == "trial 0 (1 of 3): learning_rate=0.001235 optimizer=sgd gpus=2"
+    )
     run_trials(made, lambda words: 0.5, limit=1)
-    assert summary.heading(made, 1, words).endswith("gpus=2 (best: mse 0.5 of trial 0)")
+    assert summary.describe_trial(made, Trial(1, words)).endswith("gpus=2 (best: mse 0.5 of trial 0)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +19,32 @@ DIVERGED = "Diverged:"  # in the reason of a run whose loss is not finite
 # A setting that does not work here is worse than any value. Other failures may be the machine's fault, and say nothing
 # about the setting.
 DOES_NOT_WORK = ("oom", "timeout", "unsupported")
-OPEN = "open"  # state of a trial that was cancelled: it is repeated when the search is resumed
+OPEN = "running"  # optuna's state of a trial without an outcome, which is proposed again when the search is resumed
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A trial to run; `number` is the name of its folder."""
-
-    number: int
-    overrides: list[str]
-
-
-@dataclass(frozen=True)
-class TrialOutcome:
+class Outcome:
     """The outcome of a trial, as the study records it."""
 
-    state: str  # complete | pruned | fail | open
+    state: str = OPEN  # or complete | pruned | fail
     value: float | None = None
     status: str = "ok"  # of the result
     reason: str = ""  # why there is no value
+    run: int | None = None  # the earlier trial with the same settings, whose outcome this is
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished trial."""
+    """A trial; `number` is the name of its folder."""
 
     number: int
-    state: str
-    value: float | None
     overrides: list[str]
-    status: str
-    reason: str
-    run: int  # number of the run; that of an earlier trial with the same settings, if there is one
+    outcome: Outcome = Outcome()
+
+    @property
+    def run(self) -> int:
+        """The number of its run; that of an earlier trial with the same settings, if there is one."""
+        return self.number if self.outcome.run is None else self.outcome.run
 
 
 @dataclass
@@ -67,119 +61,97 @@ class Study:
     label: str  # of the objective, for people
     identity: dict[str, str]  # must be equal for a search to be resumed
     journal: Path | None = None  # None: kept in memory only, for a dry run
-    _open: list[Proposal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         optuna = import_optuna()
         direction = "maximize" if self.more_is_better else "minimize"
         try:
-            storage = None if self.journal is None else _storage(self.journal)
+            storage = None if self.journal is None else _open_storage(self.journal)
             self.study = optuna.create_study(
                 storage=storage, study_name=STUDY, direction=direction, load_if_exists=True
             )
         except Exception as error:
             raise InputError(f"{self.journal} is not a record of a search ({error}); remove it") from error
-        self._check_identity()
-        for frozen in self._frozen():
-            if frozen.state.is_finished():
-                continue
-            if set(frozen.params) == set(self.space.searched):
-                self._open.append(Proposal(frozen.number, self.space.overrides(frozen.params)))
-            else:  # the program was killed while it was proposed
-                self._record(frozen, TrialOutcome("fail", status="failed", reason="never begun"))
+        for name, value in self.identity.items():
+            if (before := self.study.user_attrs.get(name, value)) != value:
+                raise InputError(
+                    f"the search in {self.journal} was another one: its {name} was {before}, and is {value} now; "
+                    "choose another hydra.sweep.dir"
+                )
+            self.study.set_user_attr(name, value)
+        for trial in self.list_trials():
+            if trial.outcome.state == OPEN and not trial.overrides:  # the program was killed while it was proposed
+                self.record(trial.number, Outcome("fail", status="failed", reason="never begun"))
 
-    def propose(self, limit: int) -> list[Proposal]:
-        """Return the next trials, at most `limit` with consecutive numbers; none when the search is over."""
-        batch: list[Proposal] = []
+    def list_trials(self) -> list[Trial]:
+        """Return all trials in the order of their numbers, those without an outcome too."""
+        trials, details = [], self.study.user_attrs
+        for frozen in self.study.get_trials(deepcopy=False):
+            state = frozen.state.name.lower()
+            value = frozen.value if state == "complete" else None
+            complete = set(frozen.params) == set(self.space.searched)
+            overrides = self.space.overrides(frozen.params) if complete else []
+            outcome = Outcome(state, value, **details.get(f"trial {frozen.number}", {}))
+            trials.append(Trial(frozen.number, overrides, outcome))
+        return trials
+
+    def propose(self, limit: int) -> list[Trial]:
+        """Return the next trials, at most `limit` with consecutive numbers; none when the search is over. Trials that
+        have no outcome yet come first."""
+        batch: list[Trial] = []
+        waiting = [trial for trial in self.list_trials() if trial.outcome.state == OPEN]
         while len(batch) < limit:
-            proposed = self._open.pop(0) if self._open else self._ask()
-            if proposed is None:
+            trial = waiting.pop(0) if waiting else self._ask()
+            if trial is None or (batch and trial.number != batch[-1].number + 1):
                 break
-            if batch and proposed.number != batch[-1].number + 1:
-                self._open.insert(0, proposed)
-                break
-            batch.append(proposed)
+            batch.append(trial)
         return batch
 
-    def put_back(self, trials: list[Proposal]) -> None:
-        """Propose these trials again, before any other."""
-        self._open[:0] = trials
-
-    def record(self, number: int, outcome: TrialOutcome) -> None:
+    def record(self, number: int, outcome: Outcome) -> None:
         """Record the outcome of a trial; a cancelled trial stays open."""
-        if outcome.state != OPEN:
-            self._record(self._frozen()[number], outcome)
+        if outcome.state == OPEN:
+            return
+        details = {"status": outcome.status, "reason": outcome.reason, "run": outcome.run}
+        self.study.set_user_attr(f"trial {number}", details)
+        state = import_optuna().trial.TrialState[outcome.state.upper()]
+        self.study.tell(number, outcome.value if outcome.state == "complete" else None, state)
 
-    def trials(self) -> list[Trial]:
+    def rank_trials(self) -> list[Trial]:
         """Return the finished trials, the best first, those without a value last."""
-        finished = [_trial(frozen, self.space) for frozen in self._frozen() if frozen.state.is_finished()]
         sign = -1.0 if self.more_is_better else 1.0
-        with_value = [trial for trial in finished if trial.value is not None]
-        rest = [trial for trial in finished if trial.value is None]
-        return sorted(with_value, key=lambda trial: (sign * (trial.value or 0.0), trial.number)) + rest
+        finished = [trial for trial in self.list_trials() if trial.outcome.state != OPEN]
+        return sorted(finished, key=lambda t: (t.outcome.value is None, sign * (t.outcome.value or 0.0), t.number))
 
     @property
     def best(self) -> Trial | None:
         """Return the best trial; None while no trial has a value."""
-        return next((trial for trial in self.trials() if trial.value is not None), None)
+        return next((trial for trial in self.rank_trials() if trial.outcome.value is not None), None)
 
-    def _ask(self) -> Proposal | None:
-        while len(self._frozen()) < self.settings.n_trials:
-            number = len(self._frozen())
-            self.study.sampler = _sampler(self.settings, number)
-            trial = self.study.ask(self.space.searched)
-            overrides = self.space.overrides(trial.params)
-            trial.set_user_attr("overrides", overrides)
-            twin = next((t for t in self._frozen()[:number] if t.user_attrs.get("overrides") == overrides), None)
+    def _ask(self) -> Trial | None:
+        """Return a new trial; None at the end. One with the settings of an earlier trial has its outcome."""
+        while (number := len(trials := self.list_trials())) < self.settings.n_trials:
+            self.study.sampler = _create_sampler(self.settings, number)
+            overrides = self.space.overrides(self.study.ask(self.space.searched).params)
+            twin = next((trial for trial in trials if trial.overrides == overrides), None)
             if twin is None:
-                return Proposal(trial.number, overrides)
-            self._repeat(trial, twin)
+                return Trial(number, overrides)
+            state = "fail" if twin.outcome.state == OPEN else twin.outcome.state
+            reason = twin.outcome.reason or f"as trial {twin.run}"
+            self.record(number, replace(twin.outcome, state=state, reason=reason, run=twin.run))
         return None
 
-    def _repeat(self, trial: Any, twin: Any) -> None:
-        """Record for a trial the outcome of an earlier one with the same settings, without running it again."""
-        attributes = twin.user_attrs
-        run = attributes.get("run", twin.number)
-        trial.set_user_attr("run", run)
-        state = twin.state.name.lower() if twin.state.is_finished() else "fail"
-        why = attributes.get("reason") or f"as trial {run}"
-        self._record(self._frozen()[trial.number], TrialOutcome(state, twin.value, attributes.get("status", "ok"), why))
 
-    def _record(self, frozen: Any, outcome: TrialOutcome) -> None:
-        optuna = import_optuna()
-        trial = optuna.trial.Trial(self.study, frozen._trial_id)
-        trial.set_user_attr("status", outcome.status)
-        trial.set_user_attr("reason", outcome.reason)
-        state = optuna.trial.TrialState[outcome.state.upper()]
-        self.study.tell(frozen.number, outcome.value if outcome.state == "complete" else None, state)
-
-    def _frozen(self) -> list[Any]:
-        return list(self.study.get_trials(deepcopy=False))
-
-    def _check_identity(self) -> None:
-        """Raise InputError where the journal is of another search, whose trials cannot be compared with new ones."""
-        before = self.study.user_attrs
-        for name, value in self.identity.items():
-            if before.get(name, value) != value:
-                raise InputError(
-                    f"the search in {self.journal} was another one: its {name} was {before[name]}, and is {value} now; "
-                    "choose another hydra.sweep.dir"
-                )
-            if name not in before:
-                self.study.set_user_attr(name, value)
-
-
-def classify_outcome(row: Mapping[str, Any], objective: str) -> TrialOutcome:
+def classify_outcome(row: Mapping[str, Any], objective: str) -> Outcome:
     """Return the outcome of a trial from its row of `scalebench.load`."""
     status, reason = row["status"], row["reason"] if isinstance(row["reason"], str) else ""
     if status == "cancelled":
-        return TrialOutcome(OPEN)
+        return Outcome()
     if status == "ok":
         value = objective_value(row, objective)
         why = "the target was not reached" if objective in TO_TARGET else f"no {objective}"
-        return TrialOutcome("complete", value) if value is not None else TrialOutcome("pruned", reason=why)
+        return Outcome("complete", value) if value is not None else Outcome("pruned", reason=why)
     is_answer = status in DOES_NOT_WORK or DIVERGED in reason
-    return TrialOutcome("pruned" if is_answer else "fail", status=status, reason=reason)
+    return Outcome("pruned" if is_answer else "fail", status=status, reason=reason)
 
 
 def import_optuna() -> Any:
@@ -192,25 +164,20 @@ def import_optuna() -> Any:
     return optuna
 
 
-def _storage(journal: Path) -> Any:
+def _open_storage(journal: Path) -> Any:
+    """Open the journal, also of a program that was killed while it wrote: optuna refuses half a line once another one
+    follows, and waits for the lock. The caller holds the lock on the folder."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    mend(journal)
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    if journal.exists():
+        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
     return JournalStorage(JournalFileBackend(str(journal)))
 
 
-def mend(journal: Path) -> None:
-    """Repair the journal of a program that was killed while it wrote: optuna refuses half a line once another one
-    follows, and waits for the lock. The caller holds the lock on the folder."""
-    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    if journal.exists():
-        content = journal.read_bytes()
-        os.truncate(journal, content.rfind(b"\n") + 1)
-
-
-def _sampler(settings: SearchSettings, number: int) -> Any:
-    """A sampler for one trial: the state of an earlier program's sampler is not kept, and its numbers would repeat."""
+def _create_sampler(settings: SearchSettings, number: int) -> Any:
+    """Create the sampler of one trial: that of an earlier program is not kept, and its numbers would repeat."""
     import numpy as np
     from optuna import samplers
 
@@ -218,17 +185,3 @@ def _sampler(settings: SearchSettings, number: int) -> Any:
     if settings.sampler == "random":
         return samplers.RandomSampler(seed=seed)
     return samplers.TPESampler(n_startup_trials=settings.startup_trials, seed=seed)
-
-
-def _trial(frozen: Any, space: SearchSpace) -> Trial:
-    attributes = frozen.user_attrs
-    complete = set(frozen.params) == set(space.searched)
-    return Trial(
-        frozen.number,
-        frozen.state.name.lower(),
-        frozen.value if frozen.state.name == "COMPLETE" else None,
-        space.overrides(frozen.params) if complete else [],
-        attributes.get("status", ""),
-        attributes.get("reason", ""),
-        attributes.get("run", frozen.number),
-    )

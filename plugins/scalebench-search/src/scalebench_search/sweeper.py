@@ -23,7 +23,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.sweeps.plan import SweepRun
 from scalebench_search import objective, summary
 from scalebench_search.search_space import SearchSpace, parse_space
-from scalebench_search.study import JOURNAL, Proposal, Study, TrialOutcome, classify_outcome, import_optuna
+from scalebench_search.study import JOURNAL, OPEN, Outcome, Study, Trial, classify_outcome, import_optuna
 
 
 class TrialRunner:
@@ -45,19 +45,26 @@ class TrialRunner:
         self._console = self._session.console
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
-        self._settings = objective.read_settings(self._unchecked_settings)
+        self._settings = settings = objective.read_settings(self._unchecked_settings)
         import_optuna()
-        space = self._space(arguments)
+        space = self._parse_space(arguments)
         first = self._check_corners(space)
-        label = objective.objective_label(self._settings.objective, first.config.model.metric)
-        identity = self._identity(space, first)
-        study = partial(Study, self._settings, space, self._more_is_better(first), label, identity)
+        identity = {  # what must be equal for a search to be resumed: trials of another one are not comparable
+            "space": " ".join(f"{key}={text}" for key, text in space.texts.items()),
+            "objective": settings.objective,
+            "sampler": f"{settings.sampler} seed={settings.seed} startup_trials={settings.startup_trials}",
+            "configuration": first.fingerprint,
+        }
+        label = objective.objective_label(settings.objective, first.config.model.metric)
+        study = partial(Study, settings, space, self._more_is_better(first), label, identity)
         if self._config.dry_run:
             return self._plan(study())
         folder = Path(str(self._config.hydra.sweep.dir))
         if (folder / JOURNAL).exists() and not self._config.resume:
             raise InputError(f"{folder} has a search already; resume=true goes on with it, or choose another folder")
-        self._refuse_shared_folder(space, first)
+        # Raises InputError where two trials of the same values, which differ in their numbers, would share a folder.
+        words = [*space.fixed, *space.overrides(next(space.corners()))]
+        self._session.set_folders([SweepRun(words, first, number=n) for n in range(min(2, settings.n_trials))])
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         self._session.begin_sweep([], folder)  # locks the folder
@@ -67,7 +74,7 @@ class TrialRunner:
         )
         return self._run(begun, folder, self._session.max_concurrent_runs(first))
 
-    def _space(self, arguments: Sequence[str]) -> SearchSpace:
+    def _parse_space(self, arguments: Sequence[str]) -> SearchSpace:
         of_file = [f"{key}={value}" for key, value in (self._settings.params or {}).items()]
         parser = OverridesParser.create(config_loader=self._context.config_loader)
         space = parse_space(parser.parse_overrides([*of_file, *arguments]))
@@ -78,13 +85,11 @@ class TrialRunner:
         space.fixed = ["measure.repeats=1", *fixed, "baseline=none"]  # a trial is one run, unless that is refused
         return space
 
-    def _resolve(self, space: SearchSpace, overrides: Sequence[str]) -> RunSpec:
-        spec: RunSpec = self._session.resolve_run([*space.fixed, *overrides])
-        return spec
-
     def _check_corners(self, space: SearchSpace) -> RunSpec:
         """Check all corners of the space and return the first. Raise InputError or a composition error."""
-        corners = [self._resolve(space, space.overrides(values)) for values in space.corners()]
+        corners: list[RunSpec] = [
+            self._session.resolve_run([*space.fixed, *space.overrides(values)]) for values in space.corners()
+        ]
         for spec in corners:
             objective.check_objective(self._settings.objective, spec.config)
             if spec.repeats > 1:
@@ -93,64 +98,54 @@ class TrialRunner:
                 raise InputError("models of different metrics are no choices of one search")
         return corners[0]
 
-    def _refuse_shared_folder(self, space: SearchSpace, first: RunSpec) -> None:
-        """Raise InputError where two trials of the same values, which differ in their numbers, would share a folder."""
-        words = [*space.fixed, *space.overrides(next(space.corners()))]
-        count = min(2, self._settings.n_trials)
-        self._session.set_folders([SweepRun(words, first, number=number) for number in range(count)])
-
     def _more_is_better(self, spec: RunSpec) -> bool:
         return objective.more_is_better(self._settings.objective, spec.config.model.metric)
-
-    def _identity(self, space: SearchSpace, first: RunSpec) -> dict[str, str]:
-        """Return what must be equal for a search to be resumed: trials of another one are not comparable."""
-        settings = self._settings
-        return {
-            "space": " ".join(f"{key}={text}" for key, text in space.texts.items()),
-            "objective": settings.objective,
-            "sampler": f"{settings.sampler} seed={settings.seed} startup_trials={settings.startup_trials}",
-            "configuration": first.fingerprint,
-        }
 
     def _plan(self, study: Study) -> Sequence[JobReturn]:
         """List the trials that the search begins with, before there is any result to learn from."""
         for key, text in study.space.texts.items():
             self._console.print_line(f"{key}: {text}")
-        first = [[*study.space.fixed, *trial.overrides] for trial in study.propose(self._settings.n_trials)]
-        for number, overrides in enumerate(first[: self._settings.startup_trials]):
-            self._console.print_line(summary.heading(study, number, overrides[len(study.space.fixed) :]))
-        planned: Sequence[JobReturn] = self._launcher.launch(first, initial_job_idx=0)
-        return planned
+        trials = study.propose(self._settings.n_trials)
+        for trial in trials[: self._settings.startup_trials]:
+            self._console.print_line(summary.describe_trial(study, trial))
+        return self._launch(study, trials)
+
+    def _launch(self, study: Study, trials: Sequence[Trial]) -> Sequence[JobReturn]:
+        overrides = [[*study.space.fixed, *trial.overrides] for trial in trials]
+        jobs: Sequence[JobReturn] = self._launcher.launch(overrides, initial_job_idx=trials[0].number)
+        return jobs
 
     def _run(self, study: Study, folder: Path, batch_size: int) -> Sequence[JobReturn]:
         """Run batches of `batch_size` trials side by side, so that none can learn from another of its batch."""
         done: list[JobReturn] = []
         session = self._session
-        while batch := self._valid(study, study.propose(batch_size)):
+        while batch := self._propose_valid(study, batch_size):
             for trial in batch:
-                self._console.print_line(summary.heading(study, trial.number, trial.overrides))
-            remaining = self._settings.n_trials - batch[0].number
-            session.expected = len(session.done) + remaining
-            overrides = [[*study.space.fixed, *trial.overrides] for trial in batch]
-            returned = self._launcher.launch(overrides, initial_job_idx=batch[0].number)
-            recorded = [self._record(study, job) for job in returned]
+                self._console.print_line(summary.describe_trial(study, trial))
+            session.expected = len(session.done) + self._settings.n_trials - batch[0].number
+            jobs = self._launch(study, batch)
+            recorded = [self._record(study, job) for job in jobs]
             summary.write_files(study, folder, session.arguments)
-            done += returned
-            if len(recorded) < len(batch) or not all(recorded):  # no time was left, or a result cannot be written
+            done += jobs
+            if len(recorded) < len(batch) or not all(recorded):  # no time left, cancelled, or no result to read
                 break
         summary.write_files(study, folder, session.arguments)
         return done
 
-    def _valid(self, study: Study, batch: list[Proposal]) -> list[Proposal]:
-        """Return the trials up to the first with contradicting settings; if that is the first one, those after it."""
-        for position, trial in enumerate(batch):
-            try:
-                self._resolve(study.space, trial.overrides)
-            except InputError as error:
-                self._console.print_line(f"trial {trial.number}: {error}")
-                study.record(trial.number, TrialOutcome("pruned", status="refused", reason=str(error)))
-                study.put_back(batch[position + 1 :])
-                return batch[:position] or self._valid(study, study.propose(len(batch)))
+    def _propose_valid(self, study: Study, limit: int) -> list[Trial]:
+        """Return the next trials up to the first with contradicting settings; if that is the first one, those after
+        it."""
+        while batch := study.propose(limit):
+            for position, trial in enumerate(batch):
+                try:
+                    self._session.resolve_run([*study.space.fixed, *trial.overrides])
+                except InputError as error:
+                    self._console.print_line(f"trial {trial.number}: {error}")
+                    study.record(trial.number, Outcome("pruned", status="refused", reason=str(error)))
+                    batch = batch[:position]
+                    break
+            if batch:
+                break
         return batch
 
     def _record(self, study: Study, job: JobReturn) -> bool:
@@ -160,6 +155,6 @@ class TrialRunner:
         folder = Path(hydra.runtime.output_dir)
         if not (folder / RESULT_FILE).exists():
             return False
-        row = scalebench.load(folder).iloc[0].to_dict()
-        study.record(int(hydra.job.num), classify_outcome(row, self._settings.objective))
-        return True
+        outcome = classify_outcome(scalebench.load(folder).iloc[0].to_dict(), self._settings.objective)
+        study.record(int(hydra.job.num), outcome)
+        return outcome.state != OPEN
