@@ -6,9 +6,7 @@ NVML may be missing, old, or refuse an answer. Nothing here raises because of th
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.metadata
 import os
 import re
 from collections import Counter
@@ -19,7 +17,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from scalebench.core.machine import cpus
+from scalebench.core.machine import cpus, cuda_builds
 
 T = TypeVar("T")
 NvmlQuery = Callable[..., Any]
@@ -264,22 +262,13 @@ def has_chosen_no_gpu() -> bool:
     return os.environ.get(VISIBLE_DEVICES, "0").strip() in ("", "-1")
 
 
-@functools.cache
-def read_torch_version() -> str:
-    """Return the version of PyTorch without its import, "" where it is not installed. Each run of a sweep asks for it,
-    and its file takes milliseconds."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("torch")
-    return ""
-
-
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", VISIBLE_DEVICES)  # each among those of the one before
 
 
 def count_amd_gpus() -> int:
     """Return how many AMD GPUs a process started now would see as its `cuda` devices: 0 unless PyTorch is a build for
     ROCm. Their driver lists them beside the processors, which have no SIMD units (Linux, sysfs of amdkfd)."""
-    if "rocm" not in read_torch_version():
+    if "rocm" not in (cuda_builds.read_torch_version("__version__") or ""):
         return 0
     nodes = cpus.SYSTEM_ROOT.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
     count = sum(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE) is not None for node in nodes)
@@ -298,7 +287,7 @@ def find_unsupported_gpus() -> str | None:
     PyTorch is not a build for them or none is visible. None where there are none."""
     if not (cpus.SYSTEM_ROOT / "dev/kfd").exists() or count_amd_gpus():
         return None
-    if "rocm" in (version := read_torch_version()):
+    if "rocm" in (version := cuda_builds.read_torch_version("__version__") or ""):
         hides = [f"{variable}={os.environ[variable]}" for variable in AMD_VISIBLE if variable in os.environ]
         return f"AMD GPUs (/dev/kfd), which PyTorch does not see ({' '.join(hides) or 'their driver lists none'})"
     build = f"torch {version} is a build without ROCm" if version else "PyTorch is not installed"

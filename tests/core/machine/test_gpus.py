@@ -12,7 +12,7 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import detect_hardware, resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus as system_files
-from scalebench.core.machine import gpus, nccl_log
+from scalebench.core.machine import cuda_builds, gpus, nccl_log
 from scalebench.core.machine.peak_flops import find_peak_flops, read_peaks
 from scalebench.core.spec import HardwareSpec
 from tests.conftest import ROOT
@@ -170,7 +170,7 @@ def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(nvml, mo
 def test_amd_gpus_are_named(tmp_path, monkeypatch):
     """A run that takes the CPU beside them says so, one that asks for CPU workers does not."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
-    monkeypatch.setattr(gpus, "read_torch_version", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(cuda_builds, "read_torch_version", lambda name: "2.13.0+cpu")
     assert gpus.find_unsupported_gpus() is None
     put(tmp_path, "dev/kfd", "")
     assert (gpus.find_unsupported_gpus() or "").startswith(
@@ -186,7 +186,7 @@ def test_amd_gpus_are_named(tmp_path, monkeypatch):
 def test_amd_gpus_are_devices_of_a_build_for_rocm(tmp_path, monkeypatch):
     """NVML has no number for them; a processor is a node of their driver, too."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
-    monkeypatch.setattr(gpus, "read_torch_version", lambda: "2.13.0+rocm7.0")
+    monkeypatch.setattr(cuda_builds, "read_torch_version", lambda name: "2.13.0+rocm7.0")
     put(tmp_path, "dev/kfd", "")
     for node, units in enumerate((0, 1216, 1216, 1216)):
         put(tmp_path, f"sys/class/kfd/kfd/topology/nodes/{node}/properties", f"cpu_cores_count 0\nsimd_count {units}\n")
