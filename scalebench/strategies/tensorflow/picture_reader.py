@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.lib.io.tf_record import tf_record_random_reader  # there is no public reader from a place on
 
 from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import images
@@ -43,7 +42,6 @@ class TfPictureReader:
         self.pictures: Pictures = reader.pictures
         self._targets = reader.targets  # of records the places in their files where they begin
         self._names = self.pictures.load_names()
-        self._open: tuple[str, Any] = "", None  # path and reader of the file of the last record
 
     def read(self, batches: Iterable[BatchRows]) -> Generator[Batch, None, None]:
         """Yield the batches in order. Raises InputError, with the file, for a damaged one."""
@@ -90,18 +88,10 @@ class TfPictureReader:
         record."""
         crops = self.pictures.draw_crops(batch.rows, batch.epoch)
         crops = np.zeros((len(batch.rows), CROP_NUMBERS)) if crops is None else crops
-        paths, files = [self.pictures.path(self._names, row) for row in batch.rows.tolist()], []
-        places = np.take(self._targets, batch.rows)
-        for path, place in zip(paths, places, strict=True):
-            if not self.pictures.records:
-                files.append(path)
-                continue
-            try:
-                if path != self._open[0]:
-                    self._open = path, tf_record_random_reader(path)
-                files.append(self._open[1].read(place)[0])
-            except (tf.errors.OpError, IndexError) as error:
-                raise InputError(f"{path} has a damaged record ({_first_line(error)}): copy or make it again") from None
+        files, places = [self.pictures.path(self._names, row) for row in batch.rows.tolist()], self._targets[batch.rows]
+        if self.pictures.records:
+            with tf.device("/CPU:0"):  # of this thread
+                files = [read_record(path, place) for path, place in zip(files, places.tolist(), strict=True)]
         return files, places, crops.astype(np.float32)
 
     def _build_pipeline(
@@ -151,6 +141,19 @@ class TfPictureReader:
             except tf.errors.OpError as error:
                 return f"{path} is not a complete JPEG file ({_first_line(error)}): repair or remove it"
         return None
+
+
+def read_record(path: str, place: int) -> bytes:
+    """Return the record that begins at this place of its file. Raises InputError, with the file, for a damaged one."""
+    form: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
+    settings = {"compression_type": "", "buffer_size": 0, "byte_offsets": [place]}
+    try:
+        records = tf.raw_ops.TFRecordDatasetV2(filenames=[path], **settings)
+        first = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **form)
+        record: bytes = tf.raw_ops.DatasetToSingleElement(dataset=first, **form)[0].numpy()
+    except tf.errors.OpError as error:
+        raise InputError(f"{path} has a damaged record ({_first_line(error)}): copy or make it again") from None
+    return record
 
 
 def decode_picture(encoded: tf.Tensor, side: int, crop: tf.Tensor | None) -> tf.Tensor:
