@@ -53,7 +53,7 @@ def _shape_quantities(config: Config) -> SampleShape:
     dataset, model = config.dataset, config.model
     if dataset.path is not None:
         if user_code.has_open_shapes(model) and not (model.input_shape and model.target_shape):
-            return SampleShape(*user_file.read_shapes(_expand_path(dataset.path)))
+            return SampleShape(*user_file.read_shapes(cache_dir(config), _expand_path(dataset.path)))
         return SampleShape(tuple(model.input_shape), tuple(model.target_shape))
     if dataset.name == "materials":
         return SampleShape(materials.INPUT_SHAPE, materials.TARGET_SHAPE)
@@ -282,7 +282,8 @@ def count_tokens(config: Config) -> int | None:
 def check(config: Config) -> None:
     """Raise InputError for an unknown dataset, one that does not fit the model, or a missing or unused path.
 
-    No files are touched except those that a function has made. `config.model` has the run's shapes.
+    No files are touched except those that a function has made, and a user's where these give the model its shapes.
+    `config.model` has the run's shapes.
     """
     dataset, model = config.dataset, config.model
     _check_name(dataset)

@@ -45,22 +45,15 @@ MIN_POOL_BYTES = 240_000_000
 _TEMPORARY = re.compile(r"\.(.+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # group 1: the final name of the folder
 
 
-@dataclass(frozen=True)
-class CacheSettings:
-    """A cache as messages name it, which config key sets its folder, and how long to wait for another process there."""
-
-    label: str = "dataset cache"
-    config_key: str = "dataset.cache"
-    wait_s: float = MAX_WAIT_S
-
-
 def ensure_folder(
     cache_dir: Path,
     name: str,
     identity: Mapping[str, Any],
     size_bytes: int,
     write: Callable[[Path], None],
-    settings: CacheSettings = CacheSettings(),
+    wait_s: float = MAX_WAIT_S,
+    label: str = "dataset cache",
+    config_key: str = "dataset.cache",
 ) -> Path:
     """Return the folder of the dataset `name` with this `identity`, and write it first if it is missing or damaged.
 
@@ -68,8 +61,8 @@ def ensure_folder(
     and targets.npy, together about `size_bytes`, into an empty folder, which gets its final name when it is complete.
     Of several processes one writes while the others wait, and say so on standard error after NOTICE_AFTER_S.
 
-    Raises InputError naming `cache_dir` when it is full or cannot be written, or when waiting takes longer than
-    `settings.wait_s`. Errors of `write` other than OSError pass through.
+    Raises InputError naming `cache_dir`, which is the `label` that `config_key` sets, when it is full or cannot be
+    written, or when waiting takes longer than `wait_s`. Errors of `write` other than OSError pass through.
     """
     key = cache_key(name, identity)
     folder = cache_dir.absolute() / f"{name}-{key}"
@@ -77,12 +70,12 @@ def ensure_folder(
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder, settings.wait_s) as locked:
+        with _lock(folder, wait_s) as locked:
             if not locked and not is_complete(folder, key):
                 raise InputError(
-                    f"{settings.label} {folder.parent}: another process has held {folder.name}.lock for "
-                    f"{settings.wait_s:g} s without writing the dataset; end it, or set "
-                    f"{settings.config_key}=/another/folder"
+                    f"{label} {folder.parent}: another process has held {folder.name}.lock for "
+                    f"{wait_s:g} s without writing the dataset; end it, or set "
+                    f"{config_key}=/another/folder"
                 )
             if locked and not is_complete(folder, key):
                 _remove_leftovers(folder)
@@ -92,8 +85,8 @@ def ensure_folder(
                 _build(folder, {"name": name, **identity}, key, write)
     except OSError as error:
         problem = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot be written"
-        line = f"{settings.label} {folder.parent} {problem} ({error.strerror or error})"
-        raise InputError(f"{line}: set {settings.config_key}=/another/folder") from None
+        line = f"{label} {folder.parent} {problem} ({error.strerror or error})"
+        raise InputError(f"{line}: set {config_key}=/another/folder") from None
     return folder
 
 
@@ -217,9 +210,8 @@ def copy_to_node(folder: Path, target: str, wait_s: float, on_copied: Callable[[
         size_bytes = sum((folder / file).stat().st_size for file in (INPUTS, TARGETS))
     except OSError as error:
         raise _unreadable(folder, error) from None
-    name = identity.pop("name")
-    settings = CacheSettings("node copy", "hardware.node_copy", wait_s)
-    return ensure_folder(target_dir, name, identity, size_bytes, partial(_copy, folder, on_copied), settings)
+    name, write = identity.pop("name"), partial(_copy, folder, on_copied)
+    return ensure_folder(target_dir, name, identity, size_bytes, write, wait_s, "node copy", "hardware.node_copy")
 
 
 def _copy(source: Path, on_copied: Callable[[], None], folder: Path) -> None:

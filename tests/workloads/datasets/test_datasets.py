@@ -51,7 +51,7 @@ def test_user_files_are_checked_when_they_are_read(tmp_path, monkeypatch):
     for name in ("materials", "random"):
         user_config = config(name, small, path="my.npz", cache=str(tmp_path / "cache"))
         assert cache.open_arrays(datasets.prepare(user_config))[0].shape == (5, 4)
-    with pytest.raises(InputError, match=r"inputs has shape \(5, 4\), expected \(n, 200, 3\)"):
+    with pytest.raises(InputError, match=r"inputs has samples of \(4,\), expected \(200, 3\)"):
         datasets.prepare(config("materials", CURVES, path="my.npz", cache=str(tmp_path / "cache")))
 
 
@@ -146,5 +146,7 @@ def test_open_shapes_become_those_of_the_samples(tmp_path, case):
 
 def test_samples_without_shapes_are_refused(tmp_path):
     np.savez(tmp_path / "flat.npz", inputs=np.ones(5), targets=np.ones((5, 3)))
-    with pytest.raises(InputError, match=r"^dataset.path=.*flat.npz: inputs has shape \(5,\), expected \(n, \.\.\.\)"):
+    with pytest.raises(
+        InputError, match=r"^dataset.path=.*flat.npz has inputs of shape \(5,\): they should be \(n, \.\.\.\)"
+    ):
         fill(tmp_path, {}, "materials", path="flat.npz")
