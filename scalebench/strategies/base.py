@@ -8,6 +8,8 @@ import functools
 import gc
 import os
 import socket
+import statistics
+import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +28,8 @@ from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 if TYPE_CHECKING:
     from scalebench.workloads.source import Source
 
+STAGE_REPEATS = 5  # of the passes of a stage by itself, which are timed
+MAX_MEASURING_S = 10.0  # no more repeats after this time
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
 T = TypeVar("T")
 GroupSum = Callable[[list[float]], list[float]]  # sums of the values over all ranks, each of which must call it
@@ -327,6 +331,19 @@ def create_on_all_ranks(
     if sum_over_group([float(not created)])[0]:
         raise NotMeasured(reason)
     return created[0]
+
+
+def measure_median_s(action: Callable[[], None], synchronize: Callable[[], None], repeats: int) -> float:
+    """Return the median seconds of an action, after one call for warming up."""
+    seconds: list[float] = []
+    action()
+    while len(seconds) < repeats and sum(seconds) < MAX_MEASURING_S:
+        synchronize()
+        start_s = time.perf_counter()
+        action()
+        synchronize()
+        seconds.append(time.perf_counter() - start_s)
+    return statistics.median(seconds)
 
 
 def refuse_other_weights(

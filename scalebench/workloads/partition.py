@@ -29,6 +29,12 @@ class NetworkStage:
     def output(self) -> Node:
         return self.nodes[-1]
 
+    @property
+    def parameter_bytes(self) -> int:
+        return FLOAT_BYTES * sum(
+            math.prod(array.shape) for node in self.nodes for array in node.arrays if array.trainable
+        )
+
     def network(self, name: str) -> Network:
         """Return the stage as a network, whose input has the name of the node that the stage reads."""
         network = Network(name, self.source.shape)
@@ -98,6 +104,9 @@ def node_training_flops(network: Network) -> list[float]:
     They count as Network.training_flops does: 6 per multiply-add, and 0 for nodes without any.
     """
     return [6 * node.macs for node in network.nodes]
+
+
+COUNTED_COSTS = {"flops": node_training_flops, "size": node_parameter_bytes}  # by strategy.options.split
 
 
 def _stage_ends(network: Network, stages: int, costs: Sequence[float]) -> list[int]:

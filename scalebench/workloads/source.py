@@ -191,7 +191,7 @@ class Source:
         Concatenated over the replicas they are the rows of the global batch. Raises IndexError past the epoch's end.
         """
         start, stop = self._span(update)
-        return self._permutation(epoch)[_replica_slice(start, stop, self.replica, self.replicas)] + self.first
+        return self._permutation(epoch)[slice_of_replica(start, stop, self.replica, self.replicas)] + self.first
 
     def global_samples(self, update: int) -> int:
         """Return the size of the global batch of step `update` of an epoch, over all replicas."""
@@ -220,7 +220,7 @@ class Source:
     def _rows_in_order(self, even: bool) -> Iterator[BatchRows]:
         for start in range(0, self.samples, self.global_batch):
             stop = min(start + self.global_batch, self.samples)
-            part = _replica_slice(start, stop, self.replica, self.replicas)
+            part = slice_of_replica(start, stop, self.replica, self.replicas)
             if part.start < part.stop:
                 yield BatchRows(np.arange(part.start, part.stop) + self.first, stop - start)
             elif even:
@@ -233,7 +233,7 @@ class Source:
             yield self._fixed_batch
 
 
-def _replica_slice(start: int, stop: int, replica: int, replicas: int) -> slice:
+def slice_of_replica(start: int, stop: int, replica: int, replicas: int) -> slice:
     """Return one replica's contiguous part of start .. stop; the first replicas take the remainder, one sample each."""
     share, rest = divmod(stop - start, replicas)
     begin = start + replica * share + min(replica, rest)

@@ -46,7 +46,7 @@ class HorovodTensorFlow(HorovodProbes, TensorFlowStrategy):
         hvd.broadcast_variables(weights, root_rank=0)
 
     def replica_step(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
+        loss_sum, *gradients = self.compute(inputs, targets, global_samples, backward=True)
         # Horovod's own tape does not reduce gradients of a single process either.
         if self.syncs_gradients and self.spec.processes > 1:
             op = hvd.Adasum if self.options.op == "adasum" else hvd.Sum

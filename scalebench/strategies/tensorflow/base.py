@@ -1,4 +1,4 @@
-"""The base class of all TensorFlow strategies: devices, model, optimizer, a compiled training step and metrics."""
+"""The base class of all TensorFlow strategies: devices, model, optimizer, a compiled step, metrics and probes."""
 
 from __future__ import annotations
 
@@ -6,36 +6,69 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from scalebench.core.probe_record import Profile
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import LossPart, refuse_other_weights
+from scalebench.strategies import recording
+from scalebench.strategies.base import BACKWARD, OPTIMIZER, LossPart, NotMeasured, Strategy, refuse_other_weights
 from scalebench.strategies.tensorflow import batches, devices, optimizer, profiling, user_model
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.model import NetworkModel, read_weights
-from scalebench.strategies.tensorflow.probes import DeviceResult, TensorFlowProbes
 from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads import metrics, networks, records, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
+Tensors = list[tf.Tensor]  # of one replica or device, such as the sum of its losses and then its gradients
 
-class TensorFlowStrategy(TensorFlowProbes):
-    """One replica of the model on one device, without synchronization; subclasses add it."""
+
+def _timestamp_after(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """Return the seconds since the epoch when all tensors are computed. Without run_independently, tf.function would
+    run the timestamps one after the other in program order, as it does with all stateful operations."""
+    with tf.device("/CPU:0"), tf.control_dependencies(tensors):
+        now = tf.timestamp()
+    now.graph.experimental_acd_manager.run_independently(now.op)
+    return now
+
+
+class Exchange:
+    """An exchange between devices by itself: each call runs a compiled function on the buffers once.
+
+    The buffers are arguments: TensorFlow would compute sums of constants when it compiles the function, which it frees
+    only at some later time.
+    """
+
+    def __init__(self, run: Callable[[Any], Any], buffers: Any) -> None:
+        self.run, self.buffers = tf.function(run, jit_compile=False, autograph=False), buffers
+
+    def __call__(self) -> None:
+        self.run(self.buffers)
+
+
+class TensorFlowStrategy(Strategy):
+    """One replica of the model on one device, without synchronization; subclasses add it. The step is a compiled
+    function of the batch parts of all devices of its process."""
 
     model: NetworkModel | UserModel
     devices: list[str]
     workers: WorkerGroup | None = None
+    last_batch: Any = None  # of the training, a full one, as `feed` yielded it
+    syncs_gradients = True
+    sync_scope = ""  # in the names of the operations that sum gradients over devices
+    _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
+    _exchange: tuple[list[int], Exchange] | None = None  # for messages of these bytes
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._loss = optimizer.loss_function(spec.config.model.loss)
-        self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by syncs_gradients
+        self.compiled: dict[str, Callable[..., Any]] = {}  # traced when first called
 
     def join(self) -> None:
         """Join the other processes, if there are any, as by `self.workers`. `self.devices` is already set."""
@@ -66,10 +99,12 @@ class TensorFlowStrategy(TensorFlowProbes):
         if isinstance(self.model, UserModel) and self.spec.processes > 1 and not self.spec.services:
             label, weights = user_code.label_function(settings.model, "keras"), read_weights(self.model).values()
             refuse_other_weights(weights, label, "Keras", self.broadcast, self.sum_over_group)
-        self._compute_part_loss, self._compute_part_gradients = self.compute_part_loss, self.compute_part_gradients
+        self._compute_part: dict[bool, Callable[..., list[tf.Tensor]]] = {
+            backward: partial(self.compute_part, backward=backward) for backward in (False, True)
+        }
         if settings.train.compile == "default":  # one replica on one device at a time: XLA ignores device placement
-            self._compute_part_loss = tf.function(self.compute_part_loss, jit_compile=True, autograph=False)
-            self._compute_part_gradients = tf.function(self.compute_part_gradients, jit_compile=True, autograph=False)
+            for backward, function in self._compute_part.items():
+                self._compute_part[backward] = tf.function(function, jit_compile=True, autograph=False)
         self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)
         for device, peak in zip(self.devices, self.peak_memory_bytes(), strict=False):
             if peak is not None:  # setup may have had more than a step has, such as initial weights beside their copies
@@ -97,11 +132,13 @@ class TensorFlowStrategy(TensorFlowProbes):
 
     def step_function(self) -> Callable[..., tf.Tensor]:
         """Return the compiled step, with or without gradient synchronization: (parts, global samples) -> loss sum."""
-        if self.syncs_gradients not in self._functions:
-            self._functions[self.syncs_gradients] = tf.function(
-                self.compute_step, input_signature=self.step_signature(), jit_compile=False, autograph=False
-            )
-        return self._functions[self.syncs_gradients]
+        return self._compile_once("step" if self.syncs_gradients else "step without sync", self.compute_step)
+
+    def _compile_once(self, key: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if key not in self.compiled:
+            settings = {"input_signature": self.step_signature(), "jit_compile": False, "autograph": False}
+            self.compiled[key] = tf.function(function, **settings)
+        return self.compiled[key]
 
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """Train one step on the parts of all devices; return the sum of the losses over their samples."""
@@ -110,59 +147,40 @@ class TensorFlowStrategy(TensorFlowProbes):
 
     def replica_step(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Train one replica's step. Gradients summed over the replicas are those of the mean over the global batch."""
-        loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
+        loss_sum, *gradients = self.compute(inputs, targets, global_samples, backward=True)
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return loss_sum
 
-    def compute_gradients(
-        self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return (sum of the losses, gradients of this replica's share of the mean loss) for one replica's samples."""
-        parts, mean_over = self.spec.config.train.accumulate, self.loss_divisor(inputs, global_samples)
-        if parts == 1:
-            return self._compute_part_gradients(inputs, targets, mean_over)
-
-        def process_part(inputs: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
-            loss_sum, gradients = self._compute_part_gradients(inputs, targets, mean_over)
-            return [loss_sum, *gradients]
-
-        shapes = [(), *(variable.shape for variable in self.model.trainable_variables)]
-        loss_sum, *gradients = optimizer.accumulate_parts(process_part, inputs, targets, parts, shapes)
-        return loss_sum, gradients
-
-    def compute_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        """Run one replica's forward pass in training mode; return the sum of the losses over its samples."""
-        parts = self.spec.config.train.accumulate
-        if parts == 1:
-            return self._compute_part_loss(inputs, targets)
-        (loss_sum,) = optimizer.accumulate_parts(
-            lambda *part: [self._compute_part_loss(*part)], inputs, targets, parts, [()]
+    def compute(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor, backward: bool) -> Tensors:
+        """Return the sum of the losses of one replica's samples in training mode, and with `backward` the gradients of
+        this replica's share of the mean loss."""
+        shapes = [(), *(variable.shape for variable in self.model.trainable_variables if backward)]
+        mean_over, compute_part = self.loss_divisor(inputs, global_samples), self._compute_part[backward]
+        return optimizer.accumulate_parts(
+            lambda *part: compute_part(*part, mean_over), inputs, targets, self.spec.config.train.accumulate, shapes
         )
-        return loss_sum
 
-    def compute_part_gradients(
-        self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Compute gradients like `compute_gradients`, for samples that are processed at once."""
+    def compute_part(self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor, backward: bool) -> Tensors:
+        """Compute like `compute`, for samples that are processed at once."""
+        if not backward:
+            return [self.sum_losses(inputs, targets)]
         weights = [variable.value for variable in self.model.trainable_variables]
         with tf.GradientTape() as tape:
             tape.watch([weight for weight in weights if tf.is_tensor(weight)])  # the tape watches variables by itself
-            loss_sum = self.compute_part_loss(inputs, targets)
+            loss_sum = self.sum_losses(inputs, targets)
             loss = self.optimizer.scale_loss(loss_sum / mean_over)
-        return loss_sum, optimizer.dense_gradients(tape.gradient(loss, weights), weights)
+        return [loss_sum, *optimizer.dense_gradients(tape.gradient(loss, weights), weights)]
 
-    def compute_part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        """Compute the loss like `compute_loss`, for samples that are processed at once."""
+    def sum_losses(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(self._loss(self.model(inputs, training=True), targets))
 
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
-    ) -> list[DeviceResult]:
-        """Compute the loss, and with `backward` the gradients, on every device, without synchronization."""
+    ) -> list[Tensors]:
+        """Compute as `compute` does on every device, without synchronization; all work at the same time, as in
+        training."""
         (part,) = parts
-        if backward:
-            return [DeviceResult(*self.compute_gradients(*part, global_samples))]
-        return [DeviceResult(self.compute_loss(*part), [])]
+        return [self.compute(*part, global_samples, backward)]
 
     def set_learning_rate(self, rate: float) -> None:
         optimizer.set_learning_rate(self.optimizer, rate)
@@ -267,3 +285,93 @@ class TensorFlowStrategy(TensorFlowProbes):
             else tf.TensorSpec((None, *model.input_shape), tf.as_dtype(dataset.dtype)),
             tf.TensorSpec((None, *model.target_shape), target_dtype),
         )
+
+    def keep_batch(self, batch: Any) -> None:
+        """Keep a batch of the training for the probes, unless it is smaller than before, as an epoch's last one is."""
+        if self.last_batch is None or batch.samples >= self.last_batch.samples:
+            self.last_batch = batch
+
+    def to_step_batch(self, batch: Any) -> TfBatch:
+        """Return a batch of `feed` in the form that the step takes."""
+        placed: TfBatch = batch
+        return placed
+
+    def create_exchange(self, sizes: list[int]) -> Exchange:
+        """Return the synchronization of a step with messages of these bytes."""
+        raise self.not_measured("has no exchange of its own")
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        if self._exchange is None or self._exchange[0] != sizes:
+            self._exchange = sizes, self.create_exchange(sizes)
+        if self.spec.gpus > 1:  # else nothing is exchanged
+            self._exchange[1]()
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        """Run a separate compiled function on all devices of the process, as the plain loop does even if Keras' fit
+        trains. The forward pass updates moving statistics, and TensorFlow fuses more of its operations if no backward
+        pass needs the intermediate results."""
+        batch = self.to_step_batch(batch)
+        if until == OPTIMIZER:
+            self.step_function()(batch.parts, batch.global_samples)
+            return
+
+        def run(parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[Tensors]:
+            # The gradients are returned, since TensorFlow prunes operations whose results are unused.
+            return self.compute_per_device(parts, global_samples, until == BACKWARD)
+
+        self._compile_once(until, run)(batch.parts, batch.global_samples)
+
+    def local_step(self, batch: Any) -> list[float]:
+        """Return the seconds until each device has its gradients."""
+        if len(self.devices) == 1:
+            raise NotMeasured(
+                "there is one device in this process: its steps without the exchange measure how long it works"
+            )
+        batch = self.to_step_batch(batch)
+        seconds, *_ = self._compile_once("local", self._time_devices)(batch.parts, batch.global_samples)
+        return [float(duration) for duration in seconds.numpy()]
+
+    def _time_devices(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> Any:
+        """Compute the results of all devices; return the seconds until each had finished, and what they depend on.
+
+        A GPU's kernels are only queued when their operations return. So a marker is computed behind all of them in the
+        device's queue, and the time is taken when the marker has arrived on the host. The markers are returned, like
+        the gradients: TensorFlow prunes a result that is used only as a control dependency. The samples in them prevent
+        constant folding.
+        """
+        start, inputs = _timestamp_after([]), []
+        with tf.control_dependencies([start]):
+            for device, part in zip(self.input_devices(), parts, strict=True):
+                with tf.device(device):
+                    inputs.append(tf.nest.map_structure(tf.identity, part))  # one sample may have several tensors
+        results, ends, markers = self.compute_per_device(tuple(inputs), global_samples, True), [], []
+        for loss_sum, *gradients in results:
+            with tf.device(loss_sum.device), tf.control_dependencies(gradients):
+                on_device = loss_sum + global_samples
+            with tf.device("/CPU:0"):
+                markers.append(on_device * global_samples)
+            ends.append(_timestamp_after(markers[-1:]))
+        with tf.device("/CPU:0"):
+            seconds = tf.stack(ends) - start
+        return seconds, markers, results
+
+    def copy_batch(self, batch: Any) -> None:
+        if self.spec.device == "cpu":
+            super().copy_batch(batch)
+        if self._host is None or self._host[0] is not batch:
+            self._host = batch, batches.copy_to_host(self.to_step_batch(batch))
+        for device, arrays in zip(self.input_devices(), self._host[1], strict=True):
+            batches.copy_to_device(arrays, device)
+
+    def message_sizes(self) -> list[int]:
+        """Return the bytes of each gradient or pack of gradients that is summed over devices, as one of them sends it.
+        Where there is one copy of the weights, these return in as many bytes."""
+        return profiling.reduction_message_bytes(self.step_function().get_concrete_function(), self.sync_scope)
+
+    def profile(self, steps: int, trace: Path | None) -> Profile:
+        lines, step_s = profiling.record_steps(self.train, self.last_batch, steps)
+        if trace is not None:
+            recording.write_chrome_trace(trace, lines, f"rank {self.place.rank}")
+        on_gpus = "GPU" in self.devices[0]
+        sums = profiling.reduction_operations(self.step_function().get_concrete_function(), self.sync_scope)
+        return profiling.summarize_profile(lines, steps, step_s, {operation.name for operation in sums}, on_gpus)

@@ -15,7 +15,7 @@ from scalebench.core.spec import Config
 from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Batch, Source, slice_of_replica
 from scalebench.workloads.source import feed_batches as source_feed
 
 # Inputs and targets of one device; the inputs may be several tensors, where the user's samples are records.
@@ -57,9 +57,7 @@ def feed_batches(source: Source, devices: Sequence[str], feed: str, prefetch_mod
 
 def split_evenly(samples: int, devices: int) -> list[slice]:
     """Split the samples of a process into one slice per device."""
-    share, rest = divmod(samples, devices)
-    stops = [(index + 1) * share + min(index + 1, rest) for index in range(devices)]
-    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+    return [slice_of_replica(0, samples, device, devices) for device in range(devices)]
 
 
 def place_batch(batch: Batch, devices: Sequence[str]) -> TfBatch:

@@ -16,15 +16,13 @@ import tensorflow as tf
 from scalebench.strategies import refusals
 from scalebench.strategies.base import never_measured
 from scalebench.strategies.tensorflow import batches, optimizer
-from scalebench.strategies.tensorflow.base import TensorFlowStrategy
+from scalebench.strategies.tensorflow.base import Exchange, TensorFlowStrategy, Tensors
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.devices import create_buffer
 from scalebench.strategies.tensorflow.mirrored import Replicated
-from scalebench.strategies.tensorflow.probes import Exchange
 from scalebench.workloads import user_code
 
 SYNC_SCOPE = "sum_of_gradients"  # name scope of the operations that carry gradients between devices
-Tensors = Sequence[tf.Tensor]
 
 
 def sum_gradients(per_device: Sequence[Tensors], targets: Sequence[str]) -> list[tf.Tensor]:
@@ -138,31 +136,20 @@ class CentralStorage(SingleCopyStrategy, Replicated):
         sums to the parameter device by way of the first replica's device.
         """
         results = self.compute_per_device(parts, global_samples, backward=True)
-        self.update_weights([result.gradients for result in results], self.model.trainable_variables)
-        return tf.add_n([result.loss_sum for result in results])
+        self.update_weights([gradients for _, *gradients in results], self.model.trainable_variables)
+        return tf.add_n([loss_sum for loss_sum, *_ in results])
 
-    def compute_gradients(
-        self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with self._replica_weights():
-            return super().compute_gradients(inputs, targets, global_samples)
-
-    def compute_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        with self._replica_weights():
-            return super().compute_loss(inputs, targets)
-
-    @contextmanager
-    def _replica_weights(self) -> Iterator[None]:
-        """Have the current replica copy the weights to its device only once for all accumulated parts."""
+    def compute(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor, backward: bool) -> Tensors:
+        """Have each replica copy the weights to its device only once for all accumulated parts."""
         if self.spec.config.train.accumulate == 1:
-            yield
-            return
+            return super().compute(inputs, targets, global_samples, backward)
         trained = self.model.trainable_variables
         copies = [tf.identity(variable) for variable in trained]
         with keras.StatelessScope(state_mapping=list(zip(trained, copies, strict=True))) as scope:
-            yield
+            results = super().compute(inputs, targets, global_samples, backward)
         for variable in self.model.moving_statistics:  # the scope has only recorded assignments
             variable.assign(scope.get_current_value(variable))
+        return results
 
     def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
         return sum_gradients(per_device, [variable.value.device for variable in self.model.trainable_variables])

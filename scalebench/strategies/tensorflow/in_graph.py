@@ -15,8 +15,8 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, central_storage, optimizer
+from scalebench.strategies.tensorflow.base import Tensors
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatches
-from scalebench.strategies.tensorflow.probes import DeviceResult
 from scalebench.workloads.source import Source, prefetch
 
 
@@ -121,7 +121,7 @@ class InGraph(central_storage.SingleCopyStrategy):
 
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
-    ) -> list[DeviceResult]:
+    ) -> list[Tensors]:
         """Compute the loss of each tower's own outputs, even if the step merges them first, since a tower would then
         wait for the others between forward and backward pass."""
         towers, results = self._build_towers(parts), []
@@ -129,7 +129,7 @@ class InGraph(central_storage.SingleCopyStrategy):
             with tf.device(device):
                 loss = self.optimizer.scale_loss(loss_sum / global_samples)
             gradients = self._tower_gradients(loss, [tower], [device])[0] if backward else []
-            results.append(DeviceResult(loss_sum, gradients))
+            results.append([loss_sum, *gradients])
         return results
 
     def copy_batch(self, batch: Any) -> None:
@@ -174,7 +174,7 @@ class InGraph(central_storage.SingleCopyStrategy):
                 slices.append(batch[number * size : stop])
         return slices
 
-    def reduce_gradients(self, per_device: Sequence[central_storage.Tensors]) -> list[tf.Tensor]:
+    def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
         if self.options.reduction == "nccl":
             return central_storage.all_reduce_gradients(per_device, self.devices, self.parameter_device)
         return central_storage.sum_gradients(per_device, [self.parameter_device])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -12,11 +13,10 @@ import tensorflow as tf
 
 from scalebench.strategies.base import NotMeasured, create_on_all_ranks
 from scalebench.strategies.tensorflow import optimizer
-from scalebench.strategies.tensorflow.base import TensorFlowStrategy
+from scalebench.strategies.tensorflow.base import Exchange, TensorFlowStrategy, Tensors
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.keras_fit import FitStrategy
-from scalebench.strategies.tensorflow.probes import DeviceResult, Exchange
 
 FLOAT_BYTES = 4
 REPLICA_COLLECTIVES = ("all_reduce", "all_gather")  # the only ones of a tf.distribute replica context
@@ -90,16 +90,10 @@ class Replicated(TensorFlowStrategy):
 
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
-    ) -> list[DeviceResult]:
-        local_results, inputs = self.strategy.experimental_local_results, self.per_replica(parts)
-        if not backward:
-            return [DeviceResult(loss, []) for loss in local_results(self.strategy.run(self.compute_loss, inputs))]
-        loss_sums, gradients = self.strategy.run(self.compute_gradients, (*inputs, global_samples))
-        device_gradients = zip(*map(local_results, gradients), strict=True)
-        return [
-            DeviceResult(loss, list(of_device))
-            for loss, of_device in zip(local_results(loss_sums), device_gradients, strict=True)
-        ]
+    ) -> list[Tensors]:
+        compute = partial(self.compute, backward=backward)
+        results = self.strategy.run(compute, (*self.per_replica(parts), global_samples))
+        return [list(each) for each in zip(*map(self.strategy.experimental_local_results, results), strict=True)]
 
     def per_replica(self, parts: tuple[DevicePart, ...]) -> tuple[Any, Any]:
         """Return inputs and targets as per-replica values for `strategy.run`."""

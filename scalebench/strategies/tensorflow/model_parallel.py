@@ -7,9 +7,8 @@ profiler), and the time of each stage by itself.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle, islice, pairwise
 from typing import Any
 
@@ -18,20 +17,17 @@ import tensorflow as tf
 
 from scalebench.core.result import StageRecord
 from scalebench.strategies import refusals
-from scalebench.strategies.base import BatchReplay, never_measured
+from scalebench.strategies.base import STAGE_REPEATS, measure_median_s, never_measured
 from scalebench.strategies.tensorflow import devices, optimizer, profiling
-from scalebench.strategies.tensorflow.base import TensorFlowStrategy
+from scalebench.strategies.tensorflow.base import Exchange, TensorFlowStrategy, Tensors
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.model import NetworkModel
-from scalebench.strategies.tensorflow.probes import DeviceResult, Exchange
-from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
 from scalebench.workloads import partition
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage
 
 LossFunction = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-SEND_OPERATION = "_Send"  # where a tensor leaves a device, TensorFlow inserts TENSOR:_Send
-TIMED_RUNS = 5  # after a first one, which traces
+SEND_EVENT = ":_Send"  # where a tensor leaves a device, TensorFlow inserts such an operation below its name
 
 
 def stage_transfers(function: Any) -> list[tf.Tensor]:
@@ -47,11 +43,6 @@ def stage_transfers(function: Any) -> list[tf.Tensor]:
             if both_placed and source != target and tensor.shape.rank != 0 and tensor.dtype != tf.resource:
                 transfers.setdefault((tensor.name, target), tensor)
     return list(transfers.values())
-
-
-def sent_operations(events: set[str]) -> set[str]:
-    """Return the names of operations whose output left the device: 'stage/Relu/_29:_Send' belongs to stage/Relu."""
-    return {event.partition(":")[0].rpartition("/")[0] for event in events if event.endswith(f":{SEND_OPERATION}")}
 
 
 def _operation_device(operation: tf.Operation) -> tf.DeviceSpec:
@@ -136,14 +127,8 @@ def stage_seconds(
             gradients = tf.gradients(result, sources, grad_ys=upstream)
             return first_elements(gradient for gradient in gradients if gradient is not None)
 
-        train, seconds = tf.function(run, jit_compile=False, autograph=False), []
-        for _ in range(TIMED_RUNS + 1):
-            devices.synchronize()
-            start_s = time.perf_counter()
-            train(stage_input, targets)
-            devices.synchronize()
-            seconds.append(time.perf_counter() - start_s)
-        medians_s.append(statistics.median(seconds[1:]))
+        train = partial(tf.function(run, jit_compile=False, autograph=False), stage_input, targets)
+        medians_s.append(measure_median_s(train, devices.synchronize, STAGE_REPEATS))
         result = tf.function(forward, jit_compile=False, autograph=False)(stage_input)
     return medians_s
 
@@ -173,8 +158,8 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         super().setup()
 
     def node_devices(self, network: Network) -> dict[str, str]:
-        costs = {"flops": partition.node_training_flops, "size": partition.node_parameter_bytes}[self.options.split]
-        self.network_stages = partition.split_into_stages(network, len(self.devices), costs(network))
+        costs = partition.COUNTED_COSTS[self.options.split](network)
+        self.network_stages = partition.split_into_stages(network, len(self.devices), costs)
         pairs = zip(self.network_stages, self.devices, strict=True)
         by_node = {node.name: device for stage, device in pairs for node in stage.nodes}
         return {network.input.name: self.devices[0], **by_node}
@@ -189,32 +174,31 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         """Return the first device, which gets the samples; the step copies their targets to the last device."""
         return self.devices[:1]
 
-    def compute_part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    def sum_losses(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         outputs = self.model(inputs, training=True)
         with tf.device(self.devices[-1]):
             return tf.reduce_sum(self._loss(outputs, targets))
 
-    def compute_part_gradients(
-        self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def compute_part(self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor, backward: bool) -> Tensors:
         """Compute gradients with tf.gradients, which places their operations with those of the forward pass; a tape
         would place them all on the first device."""
-        loss_sum = self.compute_part_loss(inputs, targets)
+        loss_sum, gradients = self.sum_losses(inputs, targets), []
+        if not backward:
+            return [loss_sum]
         with tf.device(self.devices[-1]):
             loss = self.optimizer.scale_loss(loss_sum / mean_over)
         weights = [variable.value for variable in self.model.trainable_variables]
-        gradients = []
         for weight, gradient in zip(weights, tf.gradients(loss, weights), strict=True):
             with tf.device(weight.device):
                 gradients += optimizer.dense_gradients([gradient], [weight])
-        return loss_sum, gradients
+        return [loss_sum, *gradients]
 
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
-    ) -> list[DeviceResult]:
+    ) -> list[Tensors]:
         """Return one result for all devices, including their stage transfers; gradients stay on their devices."""
-        ((loss_sum, gradients),) = super().compute_per_device(parts, global_samples, backward)
-        return [DeviceResult(loss_sum, first_elements(gradients))]
+        ((loss_sum, *gradients),) = super().compute_per_device(parts, global_samples, backward)
+        return [[loss_sum, *first_elements(gradients)]]
 
     set_gradient_sync = never_measured("has one model over all devices: no step is without what its stages pass on")
     local_step = never_measured("has stages that wait for the one before: `stages` of the record has the time of each")
@@ -247,11 +231,11 @@ class TensorFlowModelParallel(TensorFlowStrategy):
 
     def backend_used(self) -> str | None:
         """Train two more steps; return copy if one of the stage transfers was sent. Spoils the weights."""
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         names = {tensor.op.name for tensor in stage_transfers(self.step_function().get_concrete_function())}
-        events = profiling.record_event_names(lambda: self.train(BatchReplay(self.last_batch, OBSERVED_STEPS)))
-        return "copy" if names & sent_operations(events) else None
+        lines, _ = profiling.record_steps(self.train, self.last_batch)
+        events = [event.name for line in lines for event in line.events if event.name.endswith(SEND_EVENT)]
+        sent = {event.partition(":")[0].rpartition("/")[0] for event in events}  # stage/Relu of stage/Relu/_29:_Send
+        return "copy" if names & sent else None
 
     def stages(self) -> list[StageRecord]:
         """Return the stages, with seconds measured on a batch of the training."""
@@ -262,7 +246,6 @@ class TensorFlowModelParallel(TensorFlowStrategy):
             work_s = stage_seconds(self.model, self.network_stages, self.last_batch.parts[0], self._loss)
         records = []
         for stage, seconds in zip(self.network_stages, work_s, strict=True):
-            weights = [array for node in stage.nodes for array in node.arrays if array.trainable]
             sent_bytes = math.prod(stage.output.shape) * self.model.activation_dtype.size * self.spec.global_batch
             records.append(
                 StageRecord(
@@ -271,7 +254,7 @@ class TensorFlowModelParallel(TensorFlowStrategy):
                     replica=0,
                     first=stage.nodes[0].name,
                     last=stage.output.name,
-                    parameter_bytes=sum(4 * math.prod(array.shape) for array in weights),
+                    parameter_bytes=stage.parameter_bytes,
                     micro_batches=1,
                     sent_bytes=None if stage is self.network_stages[-1] else sent_bytes,
                     work_s=seconds,

@@ -175,6 +175,8 @@ def accumulate_parts(
     processes one part at a time, so that activations of two parts are never in memory together and no number of
     samples or parts causes retracing.
     """
+    if parts == 1:
+        return process_part(inputs, targets)
     samples = tf.shape(targets)[0]
     count = tf.minimum(parts, samples)
     share, rest = samples // count, samples % count

@@ -229,7 +229,7 @@ class SynchronousParameterServer(ParameterServer):
         states = [*self.model.moving_statistics, *self.model.random_states]
         mapping = [(variable, tf.convert_to_tensor(variable)) for variable in states]
         with keras.StatelessScope(state_mapping=mapping) as scope:  # assignments to variables are only recorded
-            loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
+            loss_sum, *gradients = self.compute(inputs, targets, global_samples, backward=True)
         share = tf.cast(tf.shape(inputs)[0], tf.float32) / global_samples
         statistics = [share * scope.get_current_value(variable) for variable in self.model.moving_statistics]
         for total, part in zip([*self._gradient_sums, *self._statistic_sums], [*gradients, *statistics], strict=True):

@@ -15,12 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from scalebench.core.probe_record import Profile
-from scalebench.strategies.base import BatchReplay, Loop, NotMeasured
+from scalebench.strategies import recording
+from scalebench.strategies.base import Loop, NotMeasured
 from scalebench.strategies.recording import Event, Line, OperationKind, summarize_lines
 from scalebench.strategies.tensorflow import devices
 
 COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
-OBSERVED_STEPS = 2  # the first step may still initialize something
+OBSERVED_STEPS = 1  # after another one, which may still initialize something
 # Prefixes before the name of the replaced operation: of oneDNN's operations, and of fused ones without oneDNN.
 REPLACED = re.compile(r"^_(MklNative|Mkl|(?=Fused))")
 SYNCHRONIZE_OPERATION = "SyncDevice"
@@ -87,11 +88,10 @@ def parse_xspace(serialized: bytes) -> list[Line]:
     return lines
 
 
-def record_event_names(action: Callable[[], object]) -> set[str]:
-    """Profile `action`; return the names of all events, which are 'name:type' for operations."""
-    with record_lines() as lines:
-        action()
-    return {event.name for line in lines for event in line.events}
+def record_steps(train: Callable[[Loop], None], batch: Any, steps: int = OBSERVED_STEPS) -> tuple[list[Line], float]:
+    """Return the recorded lines and the seconds per step of that many more steps on `batch`, which spoil the
+    weights."""
+    return recording.profile_steps(train, batch, steps, record_lines, devices.synchronize)
 
 
 def summarize_profile(
@@ -167,11 +167,8 @@ def reduction_message_bytes(function: Any, scope: str = "") -> list[int]:
 def observe_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
     """Train two more steps on `batch` and return the backend that they used: nccl, ring or copy; None: nothing was
     sent. Spoils the weights. Raises NotMeasured as identify_backend does."""
-    if batch is None:
-        raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
+    lines, _ = record_steps(train, batch)
     operations = reduction_operations(function.get_concrete_function())
-    with record_lines() as lines:
-        train(BatchReplay(batch, OBSERVED_STEPS))
     on_gpus = any("GPU" in operation.device for operation in operations)
     return identify_backend({operation.name: operation.type for operation in operations}, lines, on_gpus)
 

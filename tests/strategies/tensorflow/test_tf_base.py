@@ -8,14 +8,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import batches as tf_batches
-from scalebench.workloads import metrics
-from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED, SMALL_IMAGES
 from tests.strategies.tensorflow.conftest import DEVICES
 
@@ -94,16 +89,6 @@ def first_batches(source, feed, ahead="none", devices=DEVICES):
     return list(islice(tf_batches.feed_batches(source, devices, feed, ahead), STEPS))
 
 
-@given(samples=st.integers(0, 1000), devices=st.integers(1, 17))
-def test_spans(samples, devices):
-    """One for each device; together they are the samples in order; they differ by at most one."""
-    spans = tf_batches.split_evenly(samples, devices)
-    assert len(spans) == devices
-    assert [row for span in spans for row in range(samples)[span]] == list(range(samples))
-    sizes = [span.stop - span.start for span in spans]
-    assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
-
-
 @pytest.mark.parametrize("replica", [0, 1, 2])
 @pytest.mark.parametrize("ways", WAYS)
 def test_same_batches_as_from_the_host(source, ways, replica):
@@ -154,38 +139,3 @@ def test_prefetches_in_a_thread_that_closing_ends(source, monkeypatch, ahead, in
     batches.close()
     assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
     assert {name.startswith("prefetch") for name in names} == {in_thread}
-
-
-SAMPLES, REPLICAS = 23, 3
-RNG = np.random.default_rng(0)
-INPUTS = RNG.normal(size=(SAMPLES, 4)).astype(np.float32)
-KERNEL = RNG.normal(size=(4, 3)).astype(np.float32)
-OUTPUTS = INPUTS @ KERNEL
-
-
-def metrics_of_group(targets, model):
-    """Return each replica's metrics: a first pass collects their sums, a second one returns the total."""
-    share = {"global_batch": 5, "seed": 0, "replicas": REPLICAS}
-    sources = [Source(INPUTS, targets, replica=replica, **share) for replica in range(REPLICAS)]
-    sums_of = []
-
-    def evaluate(source, sum_over_group):
-        return metrics.measure_outputs(model, lambda x: x @ KERNEL, source.in_order(), sum_over_group)
-
-    for source in sources:
-        evaluate(source, lambda sums: sums_of.append(sums) or sums)
-    total = np.sum(sums_of, 0).tolist()
-    return [evaluate(source, lambda sums: total) for source in sources]
-
-
-def test_metrics_are_means_over_the_samples_of_all_replicas():
-    targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
-    squares = np.square(OUTPUTS - targets, dtype=np.float64)
-    wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}
-    for found in metrics_of_group(targets, ModelSpec(name="m", loss="mse", targets=list("abc"))):
-        assert found == pytest.approx(wanted, rel=1e-6)
-    labels = OUTPUTS.argmax(1)
-    labels[:9] = (labels[:9] + 1) % 3  # nine are wrong
-    entropies = np.log(np.exp(OUTPUTS).sum(1)) - OUTPUTS[np.arange(SAMPLES), labels]
-    for found in metrics_of_group(labels, ModelSpec(name="m", loss="cross_entropy")):
-        assert found == pytest.approx({"cross_entropy": entropies.mean(), "accuracy": 14 / 23}, rel=1e-5)

@@ -45,7 +45,7 @@ def test_a_partial_step_runs_only_its_part(strategy, source, name):
         assert calls["Conv2D"] + calls["FusedConv2D"] == CONVOLUTIONS * STRATEGIES[name]
         assert calls["Conv2DBackpropFilter"] == CONVOLUTIONS * STRATEGIES[name] * back
         assert calls["CollectiveReduceV2"] == calls["AddN"] == calls["AssignSubVariableOp"] == 0
-    counts = [function.experimental_get_tracing_count() for function in one.partial_functions.values()]
+    counts = [function.experimental_get_tracing_count() for function in one.compiled.values()]
     assert counts == [1, 1]
     for now, then in zip(replica_weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
@@ -61,7 +61,7 @@ def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(strategy, sou
     """And the whole of that device's work on the time of the start."""
     one = made(strategy, name)
     one.local_step(next(iter(one.feed(source()))))
-    operations = one.partial_functions["local"].get_concrete_function().graph.get_operations()
+    operations = one.compiled["local"].get_concrete_function().graph.get_operations()
     start, *ends = [operation for operation in operations if operation.type == "Timestamp"]
     work = [{op for op in before(end) if op.type == "Conv2DBackpropFilter"} for end in ends]
     assert [{op.device.rpartition("/device:")[2] for op in of_device} for of_device in work] == [{"CPU:0"}, {"CPU:1"}]
@@ -96,7 +96,7 @@ def test_partial_steps_are_compiled_by_xla(strategy, pictures):
     one = made(strategy, "bare_tensorflow", *SMALL_IMAGES, "train.compile=true")
     batch = next(iter(one.feed(pictures())))
     for backward in (False, True):
-        compute = tf.function(lambda *parts, backward=backward: one.compute_per_device(*parts, backward)[0].loss_sum)
+        compute = tf.function(lambda *parts, backward=backward: one.compute_per_device(*parts, backward)[0][0])
         operations = compute.get_concrete_function(batch.parts, batch.global_samples).graph.get_operations()
         assert len([op for op in operations if "_XlaMustCompile" in op.node_def.attr]) == 1
         assert not [op for op in operations if op.type.startswith("Conv2D")]

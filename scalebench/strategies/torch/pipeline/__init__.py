@@ -11,19 +11,16 @@ from torch import Tensor, nn
 from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import LossPart, never_measured
+from scalebench.strategies.base import STAGE_REPEATS, LossPart, measure_median_s, never_measured
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message, TorchGroup
 from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
 from scalebench.strategies.torch.pipeline.schedule import MicroBatchSchedule, StagePlace
 from scalebench.strategies.torch.pipeline.stage import (
-    COUNTED_COSTS,
-    PASSES_REPEATS,
     ActivationLayout,
     StageModule,
     example_inputs,
-    measure_median_s,
     measure_node_costs,
 )
 from scalebench.workloads import networks, partition
@@ -144,7 +141,7 @@ class ModelParallel(GroupStrategy):
         for index in range(self.stage_count):
             if index == own.index:
                 passes = self._micro_batch_schedule.build_local_passes(self.last_batch)
-                work_s = measure_median_s(passes, self.synchronize, PASSES_REPEATS)
+                work_s = measure_median_s(passes, self.synchronize, STAGE_REPEATS)
             self.broadcast(0.0)
         stage = self.network_stages[own.index]
         sent_bytes = None if own.is_last else self.layouts[stage.index].size_bytes(self.last_batch.samples)
@@ -155,7 +152,7 @@ class ModelParallel(GroupStrategy):
                 replica=self.shard()[0],
                 first=stage.nodes[0].name,
                 last=stage.output.name,
-                parameter_bytes=round(sum(partition.node_parameter_bytes(stage.network("stage")))),
+                parameter_bytes=stage.parameter_bytes,
                 micro_batches=self.micro_batches,
                 sent_bytes=sent_bytes,
                 work_s=work_s,
@@ -171,8 +168,8 @@ class ModelParallel(GroupStrategy):
     def _node_costs(self, network: Network) -> list[float]:
         """Return the cost of each node, the same on every rank: measured seconds are those of rank 0."""
         split = "flops" if self.stage_count == 1 else self.options.split  # one stage has nothing to balance
-        if split in COUNTED_COSTS:
-            return COUNTED_COSTS[split](network)
+        if split in partition.COUNTED_COSTS:
+            return partition.COUNTED_COSTS[split](network)
         costs = [0.0] * len(network.nodes)
         if self.place.rank == 0:
             samples = partition.epoch_batch_sizes(self.spec, 0, self.replicas)[0].samples // self.micro_batches

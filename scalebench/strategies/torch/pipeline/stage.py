@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,19 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from scalebench.core.spec import Config
+from scalebench.strategies.base import measure_median_s
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
 from scalebench.strategies.torch.precision import Precision
 from scalebench.workloads.network import Network
-from scalebench.workloads.partition import NetworkStage, find_cuts, node_parameter_bytes, node_training_flops
+from scalebench.workloads.partition import NetworkStage, find_cuts
 
 SPLIT_BY_TIME = "time"
-COUNTED_COSTS: dict[str, Callable[[Network], list[float]]] = {
-    "flops": node_training_flops,
-    "size": node_parameter_bytes,
-}
 COST_REPEATS = 3
-PASSES_REPEATS = 5
-MAX_MEASURING_S = 10.0  # no more repeats after this time
 
 
 class ActivationLayout(NamedTuple):
@@ -118,19 +111,6 @@ def run_passes(
             outputs = pending.popleft()
             if outputs.requires_grad:  # layers without weights that read samples have no gradient
                 outputs.backward(torch.ones_like(outputs))
-
-
-def measure_median_s(action: Callable[[], None], synchronize: Callable[[], None], repeats: int) -> float:
-    """Return the median seconds of an action, after one call for warming up."""
-    seconds: list[float] = []
-    action()
-    while len(seconds) < repeats and sum(seconds) < MAX_MEASURING_S:
-        synchronize()
-        start = time.perf_counter()
-        action()
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 def measure_node_costs(

@@ -10,14 +10,13 @@ from torch import nn
 
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
-from scalebench.strategies.base import Unsupported
+from scalebench.strategies.base import Unsupported, measure_median_s
 from scalebench.strategies.torch import devices, pipeline
 from scalebench.strategies.torch.devices import tunes_convolutions
 from scalebench.strategies.torch.pipeline.stage import (
     ActivationLayout,
     StageModule,
     cut_into_segments,
-    measure_median_s,
     measure_node_costs,
     run_passes,
 )
