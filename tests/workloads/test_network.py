@@ -1,4 +1,4 @@
-"""A network as data: padding, and what is refused (test_published_counts has the nodes); its initial weights; and the
+"""A network as data: what is refused (test_published_counts has the nodes); its initial weights; and the
 learning rate of every update."""
 
 import math
@@ -6,8 +6,6 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import StopSpec, TrainSpec
@@ -19,18 +17,6 @@ from tests.builders.runs import simulated_spec
 
 def image(size=8, channels=3):
     return Network("net", (size, size, channels))
-
-
-@given(st.integers(1, 64), st.integers(1, 11), st.integers(1, 4))
-def test_same_gives_a_position_for_each_stride_and_pads_behind(size, width, strides):
-    """https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
-    net = Network("net", (size, 1))
-    node = net.conv(net.input, "conv", 1, width, strides)
-    ((before, after),) = node.settings["pads"]
-    assert node.shape[0] == -(-size // strides)
-    assert after - before in (0, 1)
-    used = (node.shape[0] - 1) * strides + width  # from the first padded position on
-    assert used == size + before + after or (before == after == 0 and used <= size)
 
 
 MISTAKES = {

@@ -184,21 +184,6 @@ def test_without_pillow_no_process_is_started(folder, monkeypatch):
         prepare(folder)
 
 
-def test_twice_the_size_is_bilinear_between_pixel_centres():
-    """As tf.image.resize does it: weights of 3/4 and 1/4, and the edge pixel beyond the edge."""
-    picture = np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8)
-    got = images.resize(Image.fromarray(picture), 12)
-    padded = np.pad(picture.astype(float), ((1, 1), (1, 1), (0, 0)), "edge")
-    for axis in (0, 1):
-        low = np.take(padded, range(padded.shape[axis] - 1), axis)
-        high = np.take(padded, range(1, padded.shape[axis]), axis)
-        pairs = np.stack([0.75 * low + 0.25 * high, 0.25 * low + 0.75 * high], axis + 1)
-        shape = list(low.shape)
-        shape[axis] *= 2
-        padded = np.take(pairs.reshape(shape), range(1, shape[axis] - 1), axis)
-    assert np.abs(got - padded).max() <= 1
-
-
 def test_the_central_square_keeps_the_middle_and_is_antialiased():
     wide = np.zeros((256, 512, 3), np.uint8)
     wide[16:240, 144:368] = 200  # the central 224 x 224

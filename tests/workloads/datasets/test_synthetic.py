@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec
-from scalebench.workloads.datasets import cache, images, materials, synthetic
+from scalebench.workloads.datasets import cache, materials, synthetic
 from scalebench.workloads.datasets.materials import CHUNK, make_curves
 from tests.builders.configs import image_config
 
@@ -47,14 +47,6 @@ def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk,
         assert len(a) == size and np.array_equal(a, b) and np.array_equal(a[:few], c)
     assert not np.array_equal(one[0][:chunk], one[0][chunk : 2 * chunk])
     assert not np.array_equal(one[0], make(tmp_path, size=size, seed=1)[0])
-
-
-def test_images_are_the_same_in_either_dtype(tmp_path):
-    (inputs, targets), (floats, labels) = make_images(tmp_path), make_images(tmp_path, dtype="float32")
-    assert inputs.shape == (135, 8, 8, 3) and inputs.dtype == np.uint8
-    assert targets.shape == (135,) and targets.dtype == np.int64 and set(targets.tolist()) == set(range(10))
-    assert floats.dtype == np.float32 and np.array_equal(floats, images.to_float32(inputs))
-    assert np.array_equal(targets, labels)
 
 
 def test_whatever_changes_the_images_changes_the_folder(tmp_path):

@@ -52,23 +52,6 @@ def test_published_operations(name):
         assert gmacs == pytest.approx(DENSENETS[name], abs=5.1e-6)
 
 
-def test_counts_by_hand():
-    materials = networks.build_by_name("materials_cnn", (200, 3), 2)
-    assert materials.forward_flops == 2 * (200 * 7 * 3 * 16 + 100 * 7 * 16 * 24 + 1200 * 125 + 125 * 2)
-    assert materials.training_flops == 2_917_500
-    v2 = networks.build_by_name("resnet50_v2", IMAGENET, 1000)
-    assert v2.forward_flops == 2 * 3_482_255_360  # of the convolutions and dense layers of keras.applications
-    mlp = networks.build_by_name("mlp", (8000,), 1)
-    assert mlp.forward_flops == 2 * (8000 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300)
-    alexnet = networks.build_by_name("alexnet_cifar10", CIFAR, 11)
-    assert alexnet.forward_flops == 2 * (1024 * 25 * 3 * 64 + 256 * 25 * 64 * 64 + 4096 * 384 + 384 * 192 + 192 * 11)
-    lstm = networks.build_by_name("lstm_small", (20,), 10_000)
-    assert lstm.forward_flops == 2 * 20 * (2 * (200 + 200) * 800 + 200 * 10_000)
-    cnn = networks.build_by_name("cifar10_cnn", CIFAR, 10)
-    convolutions = 1024 * 9 * 3 * 32 + 900 * 9 * 32 * 32 + 225 * 9 * 32 * 64 + 169 * 9 * 64 * 64
-    assert cnn.forward_flops == 2 * (convolutions + 2304 * 512 + 512 * 10)
-
-
 CONF = Path(__file__).parents[3] / "conf" / "model"
 
 
