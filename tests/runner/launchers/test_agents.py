@@ -346,13 +346,13 @@ def test_who_does_not_prove_the_key_is_told_nothing(group):
     host, port = group.listen([FIRST, SECOND]).split(":")
     for answer in (b"", b"x" * 64, b"GET / HTTP/1.1\r\n\r\n" * 10):
         with socket.create_connection((host, int(port)), 10) as connection:
-            connection.sendall(answer)
-            connection.shutdown(socket.SHUT_WR)
             received = b""
-            with contextlib.suppress(ConnectionResetError):
+            with contextlib.suppress(OSError):  # the other side may have closed already
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
                 while part := connection.recv(4096):
                     received += part
-            assert len(received) in (link.NONCE_BYTES, link.NONCE_BYTES + link.PROOF_BYTES)
+            assert len(received) in (0, link.NONCE_BYTES, link.NONCE_BYTES + link.PROOF_BYTES)
     # Nor does the proof of one side serve the other.
     with socket.create_connection((host, int(port)), 10) as connection:
         nonce = connection.recv(link.NONCE_BYTES, socket.MSG_WAITALL)
