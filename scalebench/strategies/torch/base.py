@@ -257,7 +257,10 @@ class TorchStrategy(Strategy):
         with self.precision.autocast():
             mean = net(batch.inputs, batch.targets)
         weight, samples = self.loss_weight(batch), batch.samples
-        part = LossPart(mean.detach() * samples, samples)
+        # On a CPU a number, which is there already: a tensor that lives until the end of a block would have the next
+        # step's tensors lie elsewhere in memory, outside of the caches, and a step take 2 % longer.
+        is_ready = mean.device.type == "cpu" and self.graphs is None
+        part = LossPart((mean.item() if is_ready else mean.detach()) * samples, samples)
         return (mean if weight == 1 else mean * weight), part
 
     def loss_weight(self, batch: TorchBatch) -> float:

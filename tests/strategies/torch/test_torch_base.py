@@ -109,15 +109,16 @@ def test_choices_by_kind_of_device(chosen, expected):
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_loss_is_reported_as_a_lazy_sum(strategy, source, accumulate):
-    """Of the complete batch, and nothing of an earlier step."""
+def test_loss_is_reported_as_a_sum(strategy, source, accumulate):
+    """Of the complete batch, and nothing of an earlier step. Nothing waits for a device other than the CPU."""
     bare = strategy("bare_torch", train__accumulate=accumulate, train__learning_rate=0.0)
     batch = next(iter(bare.feed(source())))
     with torch.no_grad():
         expected = (bare.model.module(batch.inputs) - batch.targets).square().mean(1).sum()
     for part in (bare.step(batch), bare.step(batch)):
-        assert isinstance(part.loss_sum, torch.Tensor) and not part.loss_sum.requires_grad
-        assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
+        assert (part.samples, part.loss_sum) == (20, pytest.approx(float(expected), rel=1e-6))
+    _, elsewhere = bare.forward(lambda *_: torch.ones((), device="meta", requires_grad=True), batch)
+    assert elsewhere.loss_sum.is_meta and not elsewhere.loss_sum.requires_grad
 
 
 def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples, monkeypatch):
