@@ -34,8 +34,7 @@ docs: install
 # contracts. Many tests wait for processes, so that three lanes are busy enough for two cores.
 TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_contract_tensorflow.py \
   tests/strategies/test_framework_parity.py tests/strategies/test_network_operations.py \
-  tests/report tests/docs tests/conf tests/config tests/core tests/fuzz tests/install tests/kubernetes tests/slurm \
-  tests/analysis
+  tests/report tests/docs tests/conf tests/config tests/core tests/fuzz tests/install tests/analysis
 PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults
 SELECTION := -m "not slow"
 test: install
@@ -43,7 +42,7 @@ test: install
 	  lint test-tensorflow test-program test-torch
 
 test-tensorflow: install
-	@echo "tests of TensorFlow, of the configuration, the docs, the report, the installation and clusters"
+	@echo "tests of TensorFlow, of the configuration, the docs, the report and the installation"
 	$(PY) -m pytest --quiet $(SELECTION) $(TENSORFLOW_LANE)
 	$(PY) -m pytest --quiet $(SELECTION) plugins/scalebench-search
 
@@ -52,7 +51,7 @@ test-program: install
 	$(PY) -m pytest --quiet $(SELECTION) $(PROGRAM_LANE)
 
 test-torch: install
-	@echo "tests of PyTorch, of Horovod, and all others"
+	@echo "tests of PyTorch, of Horovod, of clusters, and all others"
 	$(PY) -m pytest --quiet $(SELECTION) tests $(TENSORFLOW_LANE:%=--ignore %) $(PROGRAM_LANE:%=--ignore %)
 
 # What needs an extra, slow or not. A skip is a failure, unless tests/allowed_skips.txt has its reason.
