@@ -153,7 +153,8 @@ class BatchSearch:
         self, batch: int, outcome: RunOutcome | RankRecord, ranks: Sequence[RankRecord], on_progress: OnProgress
     ) -> None:
         """Record a try by its status and the records of its ranks, and report it."""
-        # What the allocator took must fit, more than its tensors need; TensorFlow reports these alone.
+        # The memory that the allocator reserved must fit, which is more than the tensors need. TensorFlow reports the
+        # tensors alone.
         peaks = [
             peak
             for rank in ranks

@@ -24,15 +24,14 @@ TEMPLATES = Path(__file__).parent / "template"  # a folder for each kind, and `p
 NO_ROOM = "take another place with --into=FOLDER"
 TEMPLATE_SUFFIX = ".jinja"  # so that no tool treats a template as a source file
 NAME_PLACEHOLDER = "NAME"  # in the paths of the template
-NAME_PATTERN = (
-    r"[a-z][a-z0-9]*(_[a-z0-9]+)*"  # of Python modules, of distributions (with a dash) and on the command line
-)
+# The name is that of a Python module, of a distribution (with dashes) and of a value on the command line.
+NAME_PATTERN = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 # Names that YAML or Hydra read as another value, and classes that the template's own class would hide.
 YAML_WORDS = frozenset("null none true false yes no on off y n inf nan".split())
 TEMPLATE_CLASSES = frozenset(
     "group_strategy torch_batch input_error run_spec loss_part iterable strategy_contract fault_contract".split()
 )
-# Of each kind of package: what people call it, what it needs, what its template does.
+# Each kind of package has the name that people use, the package that it needs, and what its template does.
 KINDS = {
     "strategy": ("strategy", "torch>=2.4", "It averages gradients by all-reduces of its own"),
     "dataset": ("data set", "numpy>=1.26", "It draws noisy sines from the seed"),
