@@ -29,21 +29,16 @@ def contrasts_of(folder, settings, strategies=("ddp_gloo",)):
     return {each.key: (each.strategy, each.gpus, [value for value, _ in each.rows]) for each in found}
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ([(16, "float32", None)], {}),
-        ([(16, "float32", None), (32, "float32", None)], {"batch": ["16 per device", "32 per device"]}),
-        # No two rows differ in one of them only.
-        ([(16, "float32", None), (32, "bfloat16", None)], {}),
-        (
-            [(16, "float32", None), (32, "float32", None), (16, "bfloat16", None)],
-            {"batch": ["16 per device", "32 per device"], "precision": ["float32", "bfloat16"]},
-        ),
-        # A script's own argument, which its batch follows from.
-        ([(8, "float32", 8), (64, "float32", 64)], {"batch_size": ["8", "64"]}),
-    ],
-)
+@pytest.mark.parametrize(("settings", "expected"), [
+    ([(16, "float32", None)], {}),
+    ([(16, "float32", None), (32, "float32", None)], {"batch": ["16 per device", "32 per device"]}),
+    # No two rows differ in one of them only.
+    ([(16, "float32", None), (32, "bfloat16", None)], {}),
+    ([(16, "float32", None), (32, "float32", None), (16, "bfloat16", None)],
+     {"batch": ["16 per device", "32 per device"], "precision": ["float32", "bfloat16"]}),
+    # A script's own argument, which its batch follows from.
+    ([(8, "float32", 8), (64, "float32", 64)], {"batch_size": ["8", "64"]}),
+])  # fmt: skip
 def test_rows_that_differ_in_one_key_are_a_contrast(settings, expected, tmp_path):
     strategy = "script" if any(argument for _, _, argument in settings) else "ddp_gloo"
     found = contrasts_of(tmp_path, settings, [strategy])

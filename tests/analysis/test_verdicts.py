@@ -41,15 +41,12 @@ def write_sweep(folder, results):
 
 
 @pytest.mark.parametrize("cohort", ["c", None])
-@pytest.mark.parametrize(
-    ("repeats", "flag", "in_turns", "apart"),
-    [
-        (1, "", False, False), (2, "", True, True), (3, "", True, True),
-        (3, "busy_machine", True, False), (3, "foreign_process", True, False),
-        (3, "oversubscribed", False, False), (3, "shared_gpu", False, False), (3, "quota_used_up", False, False),
-        (3, "drifts", True, True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("repeats", "flag", "in_turns", "apart"), [
+    (1, "", False, False), (2, "", True, True), (3, "", True, True),
+    (3, "busy_machine", True, False), (3, "foreign_process", True, False),
+    (3, "oversubscribed", False, False), (3, "shared_gpu", False, False), (3, "quota_used_up", False, False),
+    (3, "drifts", True, True),
+])  # fmt: skip
 def test_show_and_compare_judge_by_one_rule(tmp_path, repeats, flag, in_turns, apart, cohort):
     """One of the repeats has the flag. `in_turns`, `apart`: whether such runs carry a verdict in turns and without."""
     noise = [1.0, 1.01, 0.995]

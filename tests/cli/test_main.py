@@ -47,20 +47,17 @@ def test_each_command_has_a_help_of_its_own(call, command):
     assert out[0].startswith(f"usage: scalebench {command} [-h]") and "-h, --help" in "\n".join(out)
 
 
-@pytest.mark.parametrize(
-    ("words", "runs"),
-    [
-        (["gpus=1"], 1),
-        (["gpus=1,2"], 2),
-        (["gpus=1,2", "--multirun", "seed=0,1"], 4),
-        (["sweep=gpus"], 2),
-        (["sweep=gpus", "hardware.gpus_per_node=6", "hardware.cpus_per_node=6"], 4),
-        (["--multirun", "gpus=1,all"], 2),
-        (["gpus=all"], 1),
-        (["sweep=gpus", "baseline=none", "gpus=2,4"], 2),
-        (["hardware=dgx1_p100", "gpus=8"], 1),
-    ],
-)
+@pytest.mark.parametrize(("words", "runs"), [
+    (["gpus=1"], 1),
+    (["gpus=1,2"], 2),
+    (["gpus=1,2", "--multirun", "seed=0,1"], 4),
+    (["sweep=gpus"], 2),
+    (["sweep=gpus", "hardware.gpus_per_node=6", "hardware.cpus_per_node=6"], 4),
+    (["--multirun", "gpus=1,all"], 2),
+    (["gpus=all"], 1),
+    (["sweep=gpus", "baseline=none", "gpus=2,4"], 2),
+    (["hardware=dgx1_p100", "gpus=8"], 1),
+])  # fmt: skip
 def test_a_dry_run_lists_the_runs_and_leaves_nothing(call, words, runs):
     status, out, err = call("hardware=cpu", "strategy=simulated", "measure.repeats=1", *words, "dry_run=true")
     assert (status, err) == (int("unsupported: " in out[0]), [])
@@ -77,15 +74,12 @@ def test_a_dry_run_tells_runs_apart_by_what_the_sweep_varies(call):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "in_terminal", "announced"),
-    [
-        (["gpus=1"], True, True),
-        (["--multirun", "gpus=1,2"], True, True),
-        (["gpus=1"], False, False),
-        (["--cfg", "job"], True, False),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "in_terminal", "announced"), [
+    (["gpus=1"], True, True),
+    (["--multirun", "gpus=1,2"], True, True),
+    (["gpus=1"], False, False),
+    (["--cfg", "job"], True, False),
+])  # fmt: skip
 def test_a_terminal_has_a_line_before_anything_is_imported(
     arguments, in_terminal, announced,
     monkeypatch, capsys

@@ -193,19 +193,16 @@ MIXED = parse_sinfo(
 )
 
 
-@pytest.mark.parametrize(
-    ("sinfo", "gres", "gpus"),
-    [
-        ("a|p*|idle|8|1:8:1|9|gpu:3090:4,gpu:2080ti:2|1:00|x\n", "gpu:3090:{gpus}", 4),
-        ("a|p*|idle|8|1:8:1|9|gpu:1g.5gb:7|1:00|x\n", "gpu:1g.5gb:{gpus}", 7),
-        (
-            "a|p*|idle|8|1:8:1|9|gpu:a100:4(S:0-1)|1:00|x\nb|p*|idle|4|1:4:1|8|gpu:a100:2|1:00|x\n"
-            "v|p*|idle|2|1:2:1|7|gpu:v100:4|1:00|x\n",
-            "gpu:a100:{gpus}",
-            2,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sinfo", "gres", "gpus"), [
+    ("a|p*|idle|8|1:8:1|9|gpu:3090:4,gpu:2080ti:2|1:00|x\n", "gpu:3090:{gpus}", 4),
+    ("a|p*|idle|8|1:8:1|9|gpu:1g.5gb:7|1:00|x\n", "gpu:1g.5gb:{gpus}", 7),
+    (
+        "a|p*|idle|8|1:8:1|9|gpu:a100:4(S:0-1)|1:00|x\nb|p*|idle|4|1:4:1|8|gpu:a100:2|1:00|x\n"
+        "v|p*|idle|2|1:2:1|7|gpu:v100:4|1:00|x\n",
+        "gpu:a100:{gpus}",
+        2,
+    ),
+])  # fmt: skip
 def test_doctor_agrees_with_the_file_for_every_kind_of_gpu(cluster, sinfo, gres, gpus):
     cluster.put("sinfo", sinfo)
     cluster.put("scontrol", "PartitionName=p AllowAccounts=ALL AllowQos=ALL MaxNodes=UNLIMITED\n")

@@ -38,19 +38,16 @@ def lines(capsys, status, *words):
     return (out if status == 0 else err).splitlines()
 
 
-@pytest.mark.parametrize(
-    ("words", "page"),
-    [
-        (["a"], "a/report.html"),
-        (["a", "b"], "a/report.html"),
-        (["b"], "b/report.html"),
-        (["a/0"], "a/0/report.html"),
-        (["a/0/result.json"], "a/0/report.html"),
-        (["a", "--out", "c/new.html", "b"], "c/new.html"),
-        (["a", "--efficiency=0.9", "--out=x.html"], "x.html"),
-        (["a", "--baseline", "a/0"], "a/report.html"),
-    ],
-)
+@pytest.mark.parametrize(("words", "page"), [
+    (["a"], "a/report.html"),
+    (["a", "b"], "a/report.html"),
+    (["b"], "b/report.html"),
+    (["a/0"], "a/0/report.html"),
+    (["a/0/result.json"], "a/0/report.html"),
+    (["a", "--out", "c/new.html", "b"], "c/new.html"),
+    (["a", "--efficiency=0.9", "--out=x.html"], "x.html"),
+    (["a", "--baseline", "a/0"], "a/report.html"),
+])  # fmt: skip
 def test_the_path_of_the_page_is_printed(capsys, words, page):
     assert lines(capsys, 0, *words) == [page]
     assert Path(page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")

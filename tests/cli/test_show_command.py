@@ -32,17 +32,14 @@ def rows(out):
     return [line.split()[1:3] for line in out.splitlines() if line[:1].isdigit()]
 
 
-@pytest.mark.parametrize(
-    ("paths", "gpus"),
-    [
-        (["a"], "1 2"),
-        (["b"], "4"),
-        (["a", "b"], "1 2 4"),
-        (["."], "1 2 4"),
-        (["a/1/result.json"], "2"),
-        (["a", "a/0"], "1 2"),
-    ],
-)
+@pytest.mark.parametrize(("paths", "gpus"), [
+    (["a"], "1 2"),
+    (["b"], "4"),
+    (["a", "b"], "1 2 4"),
+    (["."], "1 2 4"),
+    (["a/1/result.json"], "2"),
+    (["a", "a/0"], "1 2"),
+])  # fmt: skip
 def test_all_runs_at_or_below_the_paths(capsys, paths, gpus):
     assert main(["show", *paths]) == 0
     out, err = capsys.readouterr()
@@ -51,16 +48,13 @@ def test_all_runs_at_or_below_the_paths(capsys, paths, gpus):
     assert f"results: {', '.join(paths)}" in out.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("words", "detailed"),
-    [
-        (["a"], []),
-        (["a/1"], ["a/1"]),
-        (["a", "--details"], ["a/0", "a/1"]),
-        (["--details", "a", "b"], ["a/0", "a/1"]),
-        (["b"], []),
-    ],
-)
+@pytest.mark.parametrize(("words", "detailed"), [
+    (["a"], []),
+    (["a/1"], ["a/1"]),
+    (["a", "--details"], ["a/0", "a/1"]),
+    (["--details", "a", "b"], ["a/0", "a/1"]),
+    (["b"], []),
+])  # fmt: skip
 def test_details_of_one_run_or_of_each(capsys, words, detailed):
     assert main(["show", *words]) == 0
     heads = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line.startswith(("a/", "b/"))]

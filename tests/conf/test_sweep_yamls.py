@@ -60,15 +60,12 @@ def test_every_run_resolves_and_none_is_one_that_no_machine_could_do(monkeypatch
                 assert most is None or spec.gpus <= most, spec.label
 
 
-@pytest.mark.parametrize(
-    ("gpus_here", "hardware", "device", "counts", "models"),
-    [
-        (0, "local", "cpu", (1, 2), ["materials_cnn"]),
-        (1, "local", "cuda", (1,), ["resnet50", "materials_cnn"]),
-        (6, "local", "cuda", (1, 2, 4, 6), ["resnet50", "materials_cnn"]),
-        (8, "cpu", "cpu", (1, 2), ["materials_cnn"]),
-    ],
-)
+@pytest.mark.parametrize(("gpus_here", "hardware", "device", "counts", "models"), [
+    (0, "local", "cpu", (1, 2), ["materials_cnn"]),
+    (1, "local", "cuda", (1,), ["resnet50", "materials_cnn"]),
+    (6, "local", "cuda", (1, 2, 4, 6), ["resnet50", "materials_cnn"]),
+    (8, "cpu", "cpu", (1, 2), ["materials_cnn"]),
+])  # fmt: skip
 def test_the_demo_is_composed_for_the_machine(monkeypatch, gpus_here, hardware, device, counts, models):
     fake_machine(monkeypatch, gpus_here)
     chosen = compose([f"hardware={hardware}", "sweep=demo"])

@@ -74,13 +74,10 @@ def runs_of(sweep):
     return [[f"sweep={sweep}", *run] for run in itertools.product(*values)]
 
 
-@pytest.mark.parametrize(
-    ("sweep", "count"),
-    [
-        *((sweep, 2) for sweep in random.Random(0).sample(SWEEPS, 5)),
-        *(pytest.param(sweep, 10, marks=pytest.mark.slow) for sweep in SWEEPS),
-    ],
-)
+@pytest.mark.parametrize(("sweep", "count"), [
+    *((sweep, 2) for sweep in random.Random(0).sample(SWEEPS, 5)),
+    *(pytest.param(sweep, 10, marks=pytest.mark.slow) for sweep in SWEEPS),
+])  # fmt: skip
 def test_runs_of_sweeps_are_what_hydra_composes(sweep, count, loaders):
     runs = runs_of(sweep)
     compare(random.Random(count).sample(runs, min(len(runs), count)), loaders)
@@ -129,16 +126,12 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["model=named sweep=sets_named", "model=named hardware=named sweep=sets_named", "sweep=sets_named"],
-        ["strategy=packages", "model=mlp +sweep@measure=sets_named", "strategy=packages dataset=mlp"],
-        ["sweep=chooses dataset=mlp", "sweep=chooses dataset=mlp +dataset@train.stop=mlp", "dataset=mlp"],
-        ["--untyped", "--untyped measure=thorough", "--untyped ~measure", "--untyped measure.b=2 +c=1"],
-    ],
-    ids=lambda lines: lines[0],
-)
+@pytest.mark.parametrize("lines", [
+    ["model=named sweep=sets_named", "model=named hardware=named sweep=sets_named", "sweep=sets_named"],
+    ["strategy=packages", "model=mlp +sweep@measure=sets_named", "strategy=packages dataset=mlp"],
+    ["sweep=chooses dataset=mlp", "sweep=chooses dataset=mlp +dataset@train.stop=mlp", "dataset=mlp"],
+    ["--untyped", "--untyped measure=thorough", "--untyped ~measure", "--untyped measure.b=2 +c=1"],
+], ids=lambda lines: lines[0])  # fmt: skip
 def test_files_that_name_each_other_compose_as_in_hydra(lines, tmp_path):
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -180,42 +180,39 @@ BY_HAND = {"strategy__launcher": "by_hand"}
 ALL_REASONS = {"gpus": 2, "strategy__max_gpus": 1, "strategy__requires": ["no_such_package_x"]}
 
 
-@pytest.mark.parametrize(
-    ("gpus_here", "changes", "message"),
-    [
-        (0, {"hardware": ALPHA}, f"{ANOTHER}, behind slurm), here is no GPU and no sbatch; use hardware=local"),
-        (2, {"hardware": UNQUEUED}, f"{ANOTHER}), here is 2 GPUs; use hardware=local"),
-        (2, {"hardware": GPUS_HERE, "gpus": 4}, "gpus=4 asks for more than the 2 GPUs here"),
-        (4, {"hardware": GPUS_HERE, "gpus": 4}, None),
-        (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp on CPU"),
-        *((0, {"strategy": dataclasses.replace(NCCL, name=name)},
-           f"{name} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU")
-          for name, instead in (("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored"))),
-        (4, {"hardware": GPUS_HERE, "strategy": NCCL}, None),
-        (4, {"hardware": GPUS_HERE, "strategy__devices": ["cpu"]}, "simulated does not run on cuda"),
-        (0, {"strategy__max_gpus": 1, "gpus": 2}, "simulated runs on 1 device only, gpus=2"),
-        (0, {"strategy__requires": ["no_such_package_x"]}, NO_PACKAGE),
-        (0, ALL_REASONS, f"simulated runs on 1 device only, gpus=2; {NO_PACKAGE}"),
-        (0, {"dataset__prefetch": "device"},
-         "dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue"),
-        (4, {"hardware": GPUS_HERE, "dataset__prefetch": "device"}, None),
-        (0, {"hardware__unsupported": {"simulated": "it sleeps"}}, "simulated does not work on cpu: it sleeps"),
-        (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
-        (0, {"hardware__hosts": ["a:1"], "strategy__launcher": "mpi", "gpus": 2},
-         "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"),
-        (0, {"hardware__hosts": ["a:2"], "gpus": 2},
-         "hardware.hosts is for mpirun, and simulated is not; set strategy.launcher=mpi"),
-        (0, {**RECORDS, "strategy__framework": "tensorflow"}, None),
-        (0, {**RECORDS, "strategy__framework": "torch"},
-         "dataset=imagenet_tfrecord is read by TensorFlow, and simulated trains with torch; use dataset=imagenet_jpeg, "
-         "or a strategy of TensorFlow"),
-        (0, {"hardware": NODES, "gpus": 3},
-         "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"),
-        (0, {"hardware": NODES, "gpus": 2}, None),
-        (0, {"hardware": dataclasses.replace(NODES, max_nodes=1), "gpus": 3}, None),
-        (0, {"gpus": 2, **BY_HAND, "hardware__hosts": ["a:1", "b:1"]}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpus_here", "changes", "message"), [
+    (0, {"hardware": ALPHA}, f"{ANOTHER}, behind slurm), here is no GPU and no sbatch; use hardware=local"),
+    (2, {"hardware": UNQUEUED}, f"{ANOTHER}), here is 2 GPUs; use hardware=local"),
+    (2, {"hardware": GPUS_HERE, "gpus": 4}, "gpus=4 asks for more than the 2 GPUs here"),
+    (4, {"hardware": GPUS_HERE, "gpus": 4}, None),
+    (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp on CPU"),
+    *((0, {"strategy": dataclasses.replace(NCCL, name=name)},
+       f"{name} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU")
+      for name, instead in (("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored"))),
+    (4, {"hardware": GPUS_HERE, "strategy": NCCL}, None),
+    (4, {"hardware": GPUS_HERE, "strategy__devices": ["cpu"]}, "simulated does not run on cuda"),
+    (0, {"strategy__max_gpus": 1, "gpus": 2}, "simulated runs on 1 device only, gpus=2"),
+    (0, {"strategy__requires": ["no_such_package_x"]}, NO_PACKAGE),
+    (0, ALL_REASONS, f"simulated runs on 1 device only, gpus=2; {NO_PACKAGE}"),
+    (0, {"dataset__prefetch": "device"},
+     "dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue"),
+    (4, {"hardware": GPUS_HERE, "dataset__prefetch": "device"}, None),
+    (0, {"hardware__unsupported": {"simulated": "it sleeps"}}, "simulated does not work on cpu: it sleeps"),
+    (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
+    (0, {"hardware__hosts": ["a:1"], "strategy__launcher": "mpi", "gpus": 2},
+     "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"),
+    (0, {"hardware__hosts": ["a:2"], "gpus": 2},
+     "hardware.hosts is for mpirun, and simulated is not; set strategy.launcher=mpi"),
+    (0, {**RECORDS, "strategy__framework": "tensorflow"}, None),
+    (0, {**RECORDS, "strategy__framework": "torch"},
+     "dataset=imagenet_tfrecord is read by TensorFlow, and simulated trains with torch; use dataset=imagenet_jpeg, "
+     "or a strategy of TensorFlow"),
+    (0, {"hardware": NODES, "gpus": 3},
+     "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"),
+    (0, {"hardware": NODES, "gpus": 2}, None),
+    (0, {"hardware": dataclasses.replace(NODES, max_nodes=1), "gpus": 3}, None),
+    (0, {"gpus": 2, **BY_HAND, "hardware__hosts": ["a:1", "b:1"]}, None),
+])  # fmt: skip
 def test_what_is_impossible_here_says_why(machine_with, gpus_here, changes, message):
     machine_with(gpus_here)
     assert make_spec(**changes).unsupported == message
@@ -273,18 +270,15 @@ def inspections(monkeypatch):
     return taken
 
 
-@pytest.mark.parametrize(
-    ("gpus_here", "strategy", "message", "looked"),
-    [
-        (0, horovod("gloo"), None, True),
-        (0, horovod("nccl"), CPU_ONLY, False),
-        (0, horovod("nccl", launcher="mpi"), CPU_ONLY, False),
-        (2, horovod("nccl"), None, True),
-        (0, horovod("mpi"), NO_MPIRUN, False),
-        (0, StrategySpec("simulated", launcher="mpi"), NO_MPIRUN.replace("horovod_mpi", "simulated"), False),
-        (0, horovod("gloo", max_gpus=1), "horovod_gloo runs on 1 device only, gpus=2", False),
-    ],
-)
+@pytest.mark.parametrize(("gpus_here", "strategy", "message", "looked"), [
+    (0, horovod("gloo"), None, True),
+    (0, horovod("nccl"), CPU_ONLY, False),
+    (0, horovod("nccl", launcher="mpi"), CPU_ONLY, False),
+    (2, horovod("nccl"), None, True),
+    (0, horovod("mpi"), NO_MPIRUN, False),
+    (0, StrategySpec("simulated", launcher="mpi"), NO_MPIRUN.replace("horovod_mpi", "simulated"), False),
+    (0, horovod("gloo", max_gpus=1), "horovod_gloo runs on 1 device only, gpus=2", False),
+])  # fmt: skip
 def test_reasons_why_horovod_cannot_run(machine_with, inspections, gpus_here, strategy, message, looked):
     machine_with(gpus_here)
     assert make_spec(gpus=2, hardware=HERE, strategy=strategy).unsupported == message

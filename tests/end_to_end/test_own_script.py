@@ -105,18 +105,12 @@ def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("while True: train(net, optimizer)", "formed no group of 2 processes: these are 2 independent trainings"),
-        (
-            'dist.init_process_group("gloo")\nwhile True: train(net, optimizer)',
-            "exchange nothing: is its model wrapped in",
-        ),
-        (f"{GROUP}for step in range(3): optimizer.step()", "train.py ended by itself after 3 steps"),
-        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)", "starts processes of its own (mp.spawn)"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [
+    ("while True: train(net, optimizer)", "formed no group of 2 processes: these are 2 independent trainings"),
+    ('dist.init_process_group("gloo")\nwhile True: train(net, optimizer)', "exchange nothing: is its model wrapped in"),
+    (f"{GROUP}for step in range(3): optimizer.step()", "train.py ended by itself after 3 steps"),
+    ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)", "starts processes of its own (mp.spawn)"),
+])  # fmt: skip
 def test_ranks_that_do_not_train_together_fail(text, reason, tmp_path):
     status, output, result = run(tmp_path, write(tmp_path, LOOP + text))
     assert status == 1 and reason in result.reason and "WrongBackend" not in result.reason, output
@@ -133,17 +127,12 @@ def test_a_program_that_catches_everything_and_leaves_its_folder_ends(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("lightning", ["script.args.devices=@gpus_per_node"]),
-        pytest.param(
-            "hf",
-            [*(f"script.args.{word}" for word in ("use_cpu=true", "ddp_backend=gloo", "output_dir=@folder/out"))],
-            marks=pytest.mark.extra("transformers", "accelerate"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("lightning", ["script.args.devices=@gpus_per_node"]),
+    pytest.param("hf",
+     [*(f"script.args.{word}" for word in ("use_cpu=true", "ddp_backend=gloo", "output_dir=@folder/out"))],
+     marks=pytest.mark.extra("transformers", "accelerate")),
+])  # fmt: skip
 def test_trainers_of_libraries_run_as_they_are(name, words, tmp_path):
     status, output, result = run(tmp_path, f"script={ROOT}/examples/train_{name}.py", *words)
     assert (status, result.status) == (0, "ok"), output
@@ -160,18 +149,12 @@ model.fit(x, x[:, :2], batch_size=32, epochs=10_000, verbose=0, callbacks=[scale
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Keras", []),
-        ("Lightning", []),
-        pytest.param(
-            "HuggingFace",
-            ["script.args.use_cpu=true", "script.args.output_dir=@folder/out"],
-            marks=pytest.mark.extra("transformers", "accelerate"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("Keras", []),
+    ("Lightning", []),
+    pytest.param("HuggingFace", ["script.args.use_cpu=true", "script.args.output_dir=@folder/out"],
+     marks=pytest.mark.extra("transformers", "accelerate")),
+])  # fmt: skip
 def test_a_callback_says_the_steps_of_a_trainer(name, words, tmp_path):
     text = KERAS
     if name != "Keras":
@@ -225,14 +208,11 @@ def test_a_loop_over_tensorflows_data_has_a_step_for_each_batch(gpus, reason, tm
 SAYS_STEPS = "import time, scalebench\nwhile True:\n    time.sleep(0.002)\n    scalebench.step(samples=8)\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (f"{sys.executable} -W ignore train.py", None),
-        (f"{sys.executable} -c pass train.py", "python ended with exit status 0 and without a reason"),
-        ("no-such-launcher train.py", "there is no no-such-launcher on the PATH, which script.command begins with"),
-    ],
-)
+@pytest.mark.parametrize(("command", "reason"), [
+    (f"{sys.executable} -W ignore train.py", None),
+    (f"{sys.executable} -c pass train.py", "python ended with exit status 0 and without a reason"),
+    ("no-such-launcher train.py", "there is no no-such-launcher on the PATH, which script.command begins with"),
+])  # fmt: skip
 def test_a_command_starts_the_program_that_it_names(command, reason, tmp_path):
     write(tmp_path, SAYS_STEPS)
     status, output, result = run(tmp_path, f"script.command={command}", gpus=1, is_process=False)
@@ -241,15 +221,12 @@ def test_a_command_starts_the_program_that_it_names(command, reason, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "gpus"),
-    [
-        ("torchrun --nproc-per-node=@gpus", 2),
-        (f"mpirun --allow-run-as-root --oversubscribe -np @gpus {sys.executable}", 2),
-        # Which starts one process on CPUs, whatever number it is given.
-        pytest.param("accelerate launch --cpu --num_processes @gpus", 1, marks=pytest.mark.extra("accelerate")),
-    ],
-)
+@pytest.mark.parametrize(("command", "gpus"), [
+    ("torchrun --nproc-per-node=@gpus", 2),
+    (f"mpirun --allow-run-as-root --oversubscribe -np @gpus {sys.executable}", 2),
+    # Which starts one process on CPUs, whatever number it is given.
+    pytest.param("accelerate launch --cpu --num_processes @gpus", 1, marks=pytest.mark.extra("accelerate")),
+])  # fmt: skip
 def test_a_command_of_the_users_starts_the_ranks(command, gpus, tmp_path):
     text = LOOP + GROUP + "while True: train(model, optimizer, DistributedSampler(data))\n"
     write(tmp_path, text)

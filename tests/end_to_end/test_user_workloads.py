@@ -48,19 +48,13 @@ def test_each_function_and_text_of_its_file_is_a_model_of_its_own(tmp_path):
     assert (spec.config.model.input_shape, spec.config.model.outputs) == ([64, 64, 3], 1000)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reported"),
-    [
-        (["strategy=mirrored"], "model=mynet:build has no model.keras=MODULE:FUNCTION, which mirrored needs"),
-        (
-            ["model.torch=null", "model.keras=mynet:build"],
-            "model=mynet:build has no model.torch=MODULE:FUNCTION",
-        ),
-        (["strategy.framework=jax"], "model=mynet:build is made by model.torch, and bare_torch trains with jax"),
-        (["strategy=mirrored", "model.keras=mynet:build"], None),
-        (["strategy=simulated"], None),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "reported"), [
+    (["strategy=mirrored"], "model=mynet:build has no model.keras=MODULE:FUNCTION, which mirrored needs"),
+    (["model.torch=null", "model.keras=mynet:build"], "model=mynet:build has no model.torch=MODULE:FUNCTION"),
+    (["strategy.framework=jax"], "model=mynet:build is made by model.torch, and bare_torch trains with jax"),
+    (["strategy=mirrored", "model.keras=mynet:build"], None),
+    (["strategy=simulated"], None),
+])  # fmt: skip
 def test_a_framework_that_it_is_not_there_for(arguments, reported):
     reason = of(*OWN, *arguments).unsupported
     assert (reason is None) == (reported is None)
@@ -147,14 +141,11 @@ GUARD = 'if __name__ == "__main__":'
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    ("guard", "is_process", "line"),
-    [
-        (GUARD, False, "ok None"),
-        pytest.param(GUARD, True, "ok None", marks=pytest.mark.slow),
-        pytest.param("if True:", True, f"failed .*put the call below {GUARD}.*", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("guard", "is_process", "line"), [
+    (GUARD, False, "ok None"),
+    pytest.param(GUARD, True, "ok None", marks=pytest.mark.slow),
+    pytest.param("if True:", True, f"failed .*put the call below {GUARD}.*", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_script_passes_its_own_function(guard, is_process, line, tmp_path, monkeypatch, capfd):
     """Its file is imported by the workers; without a guard each of them would start runs of its own."""
     (tmp_path / "src").mkdir()

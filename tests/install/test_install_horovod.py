@@ -264,16 +264,13 @@ NO_MPI = "Horovod with Gloo alone, since there is no MPI: apt-get install openmp
 NO_MPI += "then scalebench install horovod"
 
 
-@pytest.mark.parametrize(
-    ("there", "variables", "note"),
-    [
-        pytest.param({"apt-get": "exit 1", "id": "echo 0"}, {"SCALEBENCH_APT": "no"}, NO_MPI, marks=pytest.mark.slow),
-        ({"apt-get": "exit 1", "id": "echo 0"}, {}, NO_MPI),
-        pytest.param({"apt-get": "exit 1", "id": "echo 1000"}, {}, NO_MPI, marks=pytest.mark.slow),  # there is no sudo
-        ({"apt-get": "exit 1", "id": "echo 1000", "sudo": "exit 1"}, {}, NO_MPI),  # it asks for a password
-        (MPI, {"HOROVOD_WITHOUT_MPI": "1"}, "Horovod without MPI, as HOROVOD_WITHOUT_MPI=1 asks"),
-    ],
-)
+@pytest.mark.parametrize(("there", "variables", "note"), [
+    pytest.param({"apt-get": "exit 1", "id": "echo 0"}, {"SCALEBENCH_APT": "no"}, NO_MPI, marks=pytest.mark.slow),
+    ({"apt-get": "exit 1", "id": "echo 0"}, {}, NO_MPI),
+    pytest.param({"apt-get": "exit 1", "id": "echo 1000"}, {}, NO_MPI, marks=pytest.mark.slow),  # there is no sudo
+    ({"apt-get": "exit 1", "id": "echo 1000", "sudo": "exit 1"}, {}, NO_MPI),  # it asks for a password
+    (MPI, {"HOROVOD_WITHOUT_MPI": "1"}, "Horovod without MPI, as HOROVOD_WITHOUT_MPI=1 asks"),
+])  # fmt: skip
 def test_without_mpi_the_gloo_part_is_built(home, there, variables, note):
     home.programs(COMPILER, there)
     home.site.horovod({"pytorch": "2.13.0+cpu"}, "gloo")

@@ -62,21 +62,18 @@ def install(checkout, *arguments, **variables):
     return done.returncode, log.read_text().splitlines() if log.exists() else [], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("smi", "variables", "index", "tensorflow"),
-    [
-        ("580.65.06, 9.0", {}, CU130, "tensorflow-cpu==2.21.0"),
-        ("535.183.01, 8.0", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
-        ("580.65.06, 7.0", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
-        (None, {"SCALEBENCH_GPU": "yes"}, CU130, "tensorflow-cpu==2.21.0"),
-        (None, {"SCALEBENCH_TORCH_INDEX": "https://mirror/cu126"}, "--index-url https://mirror/cu126", "[and-cuda]"),
-        ("580.65.06, 9.0", {"SCALEBENCH_GPU": "no"}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
-        (None, {}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
-        ("No devices were found", {}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
-        ("580.65.06, [N/A]", {}, CU130, "tensorflow-cpu==2.21.0"),
-        ("590.1, 12.1\n590.1, 6.1", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
-    ],
-)
+@pytest.mark.parametrize(("smi", "variables", "index", "tensorflow"), [
+    ("580.65.06, 9.0", {}, CU130, "tensorflow-cpu==2.21.0"),
+    ("535.183.01, 8.0", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
+    ("580.65.06, 7.0", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
+    (None, {"SCALEBENCH_GPU": "yes"}, CU130, "tensorflow-cpu==2.21.0"),
+    (None, {"SCALEBENCH_TORCH_INDEX": "https://mirror/cu126"}, "--index-url https://mirror/cu126", "[and-cuda]"),
+    ("580.65.06, 9.0", {"SCALEBENCH_GPU": "no"}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
+    (None, {}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
+    ("No devices were found", {}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
+    ("580.65.06, [N/A]", {}, CU130, "tensorflow-cpu==2.21.0"),
+    ("590.1, 12.1\n590.1, 6.1", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
+])  # fmt: skip
 def test_the_builds_fit_the_machine(checkout, smi, variables, index, tensorflow):
     if smi is not None:
         put(checkout / "bin/nvidia-smi", f"#!/bin/bash\necho '{smi}'\n")

@@ -202,19 +202,11 @@ DEAD = {
 FAILED = {"terminalState": "Failed", "conditions": [{"status": "True", "reason": "FailedJobs", "message": "a job"}]}
 
 
-@pytest.mark.parametrize(
-    ("variables", "status", "reason"),
-    [
-        ({"FAKE_REFUSAL": "Error from server: no quota"}, "failed", "kubectl create: Error from server: no quota"),
-        (
-            {"FAKE_STATUS": FAILED},
-            "failed",
-            r"Kubernetes: JobSet scalebench-2-\w+ left no result \(FailedJobs: a job\)",
-        ),
-        ({"FAKE_STATUS": FAILED, "FAKE_PODS": [DEAD]}, "oom", "Kubernetes: w-1 was OOMKilled"),
-    ],
-    ids=["refused", "no result", "no memory"],
-)
+@pytest.mark.parametrize(("variables", "status", "reason"), [
+    ({"FAKE_REFUSAL": "Error from server: no quota"}, "failed", "kubectl create: Error from server: no quota"),
+    ({"FAKE_STATUS": FAILED}, "failed", r"Kubernetes: JobSet scalebench-2-\w+ left no result \(FailedJobs: a job\)"),
+    ({"FAKE_STATUS": FAILED, "FAKE_PODS": [DEAD]}, "oom", "Kubernetes: w-1 was OOMKilled"),
+], ids=["refused", "no result", "no memory"])  # fmt: skip
 def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, tmp_path, monkeypatch):
     for name, value in ({"PATH": f"{kubectl.parent}:{os.environ['PATH']}"} | variables).items():
         monkeypatch.setenv(name, value if isinstance(value, str) else json.dumps(value))

@@ -368,17 +368,13 @@ def test_ddp_gloo(tmp_path):
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategies", "operations", "lacking", "reason"),
-    [
-        (["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "lightning_horovod"],
-         {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}, "gather", "Horovod has no gather"),
-        (["multiworker_ring", "mirrored", "mirrored_reduce_cpu"],
-         {"all_reduce", "all_gather"}, "broadcast", "only all_reduce and all_gather"),
-        (["mirrored_hierarchical"], {"all_reduce"}, "all_gather", "leaves it to another"),  # which is not measured
-    ],
-    ids=["horovod", "tensorflow", "falling back"],
-)  # fmt: skip
+@pytest.mark.parametrize(("strategies", "operations", "lacking", "reason"), [
+    (["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "lightning_horovod"],
+     {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}, "gather", "Horovod has no gather"),
+    (["multiworker_ring", "mirrored", "mirrored_reduce_cpu"], {"all_reduce", "all_gather"}, "broadcast",
+     "only all_reduce and all_gather"),
+    (["mirrored_hierarchical"], {"all_reduce"}, "all_gather", "leaves it to another"),  # which is not measured
+], ids=["horovod", "tensorflow", "falling back"])  # fmt: skip
 def test_strategies_with_some_operations(strategies, operations, lacking, reason, tmp_path, subtests):
     for strategy in strategies:
         with subtests.test(strategy):

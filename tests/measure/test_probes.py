@@ -130,17 +130,14 @@ def test_probes_of_many_steps_are_left_out_where_steps_are_slow(tmp_path, gpus, 
     assert "step" not in strategy.during and strategy.syncing
 
 
-@pytest.mark.parametrize(
-    ("lacks", "unmeasured"),
-    [
-        ({"set_gradient_sync"}, {"exposed", "imbalance"}),
-        ({"run_isolated_sync"}, {"isolated"}),
-        ({"copy"}, {"copy"}),
-        ({"profile"}, {"profile"}),
-        ({"optimizer"}, {"optimizer"}),
-        (set(PARTS), set(PARTS)),
-    ],
-)
+@pytest.mark.parametrize(("lacks", "unmeasured"), [
+    ({"set_gradient_sync"}, {"exposed", "imbalance"}),
+    ({"run_isolated_sync"}, {"isolated"}),
+    ({"copy"}, {"copy"}),
+    ({"profile"}, {"profile"}),
+    ({"optimizer"}, {"optimizer"}),
+    (set(PARTS), set(PARTS)),
+])  # fmt: skip
 def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(lacks, unmeasured, tmp_path):
     kind = type("Limited", (Timed,), {"lacks": frozenset(lacks)})
     record, strategy, _ = run_probes(tmp_path, kind)

@@ -99,28 +99,25 @@ def train(trainer=None, samples=40, warm=3, block=5, evaluates=True, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "points", "by"),
-    [
-        ({"stop": {"epochs": 3}}, [10, 20, 30], "epochs"),
-        ({"stop": {"epochs": 2.5}}, [10, 20, 25], "epochs"),
-        ({"stop": {"epochs": 0.1}}, [1], "epochs"),
-        ({"stop": {"epochs": 1e-9}}, [1], "epochs"),
-        ({"stop": {"epochs": 1}, "evaluate_epochs": 0.5}, [5, 10], "epochs"),
-        ({"stop": {"epochs": 1}, "evaluate_epochs": 0.25}, [2, 5, 8, 10], "epochs"),
-        ({"stop": {"epochs": 7}, "evaluate_epochs": 3}, [30, 60, 70], "epochs"),
-        ({"stop": {"steps": 4}, "evaluate_epochs": 1e-12}, [1, 2, 3, 4], "steps"),
-        ({"stop": {"steps": 1}}, [1], "steps"),
-        ({"stop": {"steps": 33}, "evaluate_epochs": None}, [33], "steps"),
-        ({"stop": {"steps": 10, "epochs": 1}}, [10], "epochs"),
-        ({"stop": {"steps": 9, "epochs": 1}}, [9], "steps"),
-        ({"stop": {"steps": 90, "epochs": 1}}, [10], "epochs"),
-        ({"stop": {"target": 0.1, "epochs": 3}}, [10], "target"),
-        ({"stop": {"target": 0.051, "epochs": 3}}, [10, 20], "target"),
-        ({"stop": {"target": 1 / 30, "epochs": 3}}, [10, 20, 30], "target"),
-        ({"stop": {"target": 1e-9, "epochs": 3}}, [10, 20, 30], "epochs"),
-    ],
-)
+@pytest.mark.parametrize(("options", "points", "by"), [
+    ({"stop": {"epochs": 3}}, [10, 20, 30], "epochs"),
+    ({"stop": {"epochs": 2.5}}, [10, 20, 25], "epochs"),
+    ({"stop": {"epochs": 0.1}}, [1], "epochs"),
+    ({"stop": {"epochs": 1e-9}}, [1], "epochs"),
+    ({"stop": {"epochs": 1}, "evaluate_epochs": 0.5}, [5, 10], "epochs"),
+    ({"stop": {"epochs": 1}, "evaluate_epochs": 0.25}, [2, 5, 8, 10], "epochs"),
+    ({"stop": {"epochs": 7}, "evaluate_epochs": 3}, [30, 60, 70], "epochs"),
+    ({"stop": {"steps": 4}, "evaluate_epochs": 1e-12}, [1, 2, 3, 4], "steps"),
+    ({"stop": {"steps": 1}}, [1], "steps"),
+    ({"stop": {"steps": 33}, "evaluate_epochs": None}, [33], "steps"),
+    ({"stop": {"steps": 10, "epochs": 1}}, [10], "epochs"),
+    ({"stop": {"steps": 9, "epochs": 1}}, [9], "steps"),
+    ({"stop": {"steps": 90, "epochs": 1}}, [10], "epochs"),
+    ({"stop": {"target": 0.1, "epochs": 3}}, [10], "target"),
+    ({"stop": {"target": 0.051, "epochs": 3}}, [10, 20], "target"),
+    ({"stop": {"target": 1 / 30, "epochs": 3}}, [10, 20, 30], "target"),
+    ({"stop": {"target": 1e-9, "epochs": 3}}, [10, 20, 30], "epochs"),
+])  # fmt: skip
 def test_points_and_the_end_are_as_requested(options, points, by):
     run = train(**options)
     assert (run.points, run.training.stopped_by, run.trainer.steps) == (points, by, points[-1])

@@ -82,16 +82,13 @@ def test_a_comparison_reads_as_it_did(kind):
     assert render(kind) == expected
 
 
-@pytest.mark.parametrize(
-    ("b_s", "threshold", "text"),
-    [
-        (SLOW, None, "1 slower, at 5 % after Holm over 1 pair"),
-        (SLOW, 0.03, "regression: 1 of 1 pairs slower by more than 3 %, most ddp gpus=1"),
-        (SLOW, 0.2, "no regression beyond 20 %: 1 slower, at 5 % after Holm over 1 pair"),
-        (STEADY, 0.03, "no regression beyond 3 %: 1 no difference resolved, at 5 % after Holm over 1 pair"),
-        (STEADY[:2], None, "1 no difference resolved, at 5 % after Holm over 1 pair"),
-    ],
-)
+@pytest.mark.parametrize(("b_s", "threshold", "text"), [
+    (SLOW, None, "1 slower, at 5 % after Holm over 1 pair"),
+    (SLOW, 0.03, "regression: 1 of 1 pairs slower by more than 3 %, most ddp gpus=1"),
+    (SLOW, 0.2, "no regression beyond 20 %: 1 slower, at 5 % after Holm over 1 pair"),
+    (STEADY, 0.03, "no regression beyond 3 %: 1 no difference resolved, at 5 % after Holm over 1 pair"),
+    (STEADY[:2], None, "1 no difference resolved, at 5 % after Holm over 1 pair"),
+])  # fmt: skip
 def test_the_last_line_is_the_verdict(b_s, threshold, text):
     runs = make_runs("a", STEADY)
     assert describe_verdict(compare(runs, make_runs("b", b_s), threshold=threshold)) == text
@@ -121,15 +118,12 @@ def test_what_is_lacking_is_in_the_last_line_and_nowhere_else():
     assert f"and {38 - MAX_LINES} more rows (--format json has all)" in lines
 
 
-@pytest.mark.parametrize(
-    ("value", "interval", "text"),
-    [
-        (0.9524, Estimate(0.9524, 0.94, 0.961), "0.952 [0.940, 0.961]"),
-        (12.34, None, "12.3"),
-        (1.0, Estimate(1.0, 0.0, float("inf")), "1.000 [0.000, inf]"),
-        (12345.6, None, "12,346"),
-    ],
-)
+@pytest.mark.parametrize(("value", "interval", "text"), [
+    (0.9524, Estimate(0.9524, 0.94, 0.961), "0.952 [0.940, 0.961]"),
+    (12.34, None, "12.3"),
+    (1.0, Estimate(1.0, 0.0, float("inf")), "1.000 [0.000, inf]"),
+    (12345.6, None, "12,346"),
+])  # fmt: skip
 def test_ratios(value, interval, text):
     assert format_times(value, interval) == text
     assert [format_p(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]

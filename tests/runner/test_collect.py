@@ -148,23 +148,17 @@ def test_exits_and_records_become_one_outcome(case):
     assert (outcome.probe_failure is not None) == (outcome.status == "ok" and outcome.rank is not None)
 
 
-@pytest.mark.parametrize(
-    ("code", "log", "small", "reason"),
-    [
-        (
-            -signal.SIGABRT,
-            "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  20 vs  16\nlater\n",
-            None,
-            "killed by SIGABRT; the last error in its log: what(): 20 vs 16",
-        ),
-        (-signal.SIGSEGV, "Fatal Python error: Segmentation fault\n\n", None, None),
-        (-signal.SIGSEGV, "all is well\n", None, "killed by SIGSEGV"),
-        (-signal.SIGBUS, "", "/dev/shm has 64 MB", "killed by SIGBUS; /dev/shm has 64 MB"),
-        (-signal.SIGABRT, "", "/dev/shm has 64 MB", "killed by SIGABRT"),
-        (-signal.SIGKILL, "ValueError: of another time\n", None, "killed by SIGKILL"),
-        (-signal.SIGABRT, None, None, "killed by SIGABRT"),
-    ],
-)
+@pytest.mark.parametrize(("code", "log", "small", "reason"), [
+    (-signal.SIGABRT,
+     "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  20 vs  16\nlater\n", None,
+     "killed by SIGABRT; the last error in its log: what(): 20 vs 16"),
+    (-signal.SIGSEGV, "Fatal Python error: Segmentation fault\n\n", None, None),
+    (-signal.SIGSEGV, "all is well\n", None, "killed by SIGSEGV"),
+    (-signal.SIGBUS, "", "/dev/shm has 64 MB", "killed by SIGBUS; /dev/shm has 64 MB"),
+    (-signal.SIGABRT, "", "/dev/shm has 64 MB", "killed by SIGABRT"),
+    (-signal.SIGKILL, "ValueError: of another time\n", None, "killed by SIGKILL"),
+    (-signal.SIGABRT, None, None, "killed by SIGABRT"),
+])  # fmt: skip
 def test_a_rank_that_a_fault_killed_has_the_last_error_of_its_log_in_its_reason(
     code, log, small, reason, tmp_path, monkeypatch
 ):

@@ -177,15 +177,12 @@ def test_the_data_set_may_bound_the_batch(stand_in, tmp_path):
     assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
 
 
-@pytest.mark.parametrize(
-    ("fits_alone", "done", "launched", "answer"),
-    [
-        (100, [75, 150, 112, 93, 102, 97], [97], 97),  # its batches in one process, and the answer in its own
-        (95, [75, 150, 112, 93, 102, 97], [97, 93], 93),  # a process of its own needs a little more
-        (100, [75, 150], [112, 93, 102, 97], 97),  # the process has died in the third try
-        (0, [], [75, 37, 18, 9, 4, 2, 1], None),
-    ],
-)
+@pytest.mark.parametrize(("fits_alone", "done", "launched", "answer"), [
+    (100, [75, 150, 112, 93, 102, 97], [97], 97),  # its batches in one process, and the answer in its own
+    (95, [75, 150, 112, 93, 102, 97], [97, 93], 93),  # a process of its own needs a little more
+    (100, [75, 150], [112, 93, 102, 97], 97),  # the process has died in the third try
+    (0, [], [75, 37, 18, 9, 4, 2, 1], None),
+])  # fmt: skip
 def test_one_process_tries_and_another_confirms(fits_alone, done, launched, answer, stand_in, tmp_path, monkeypatch):
     tries, report = stand_in(fits_alone), []
     launch = local.launch
@@ -234,16 +231,13 @@ def test_every_part_of_an_accumulated_step_needs_a_sample(stand_in, tmp_path):
     assert result.status == "oom" and "not even 4 samples, one for each part" in str(result.reason)
 
 
-@pytest.mark.parametrize(
-    ("end", "status", "reason"),
-    [
-        (aborted("terminate called after throwing an instance of 'std::bad_alloc'"), "ok", None),
-        (aborted("RuntimeError: can't start new thread"), "ok", None),
-        (hung("  what():  Resource temporarily unavailable"), "ok", None),
-        (aborted("a bug"), "failed", "batch 16 per device: rank 1 was killed by SIGABRT"),
-        (hung("a bug"), "timeout", "batch 16 per device: no rank made progress for 9 s (measure.hang_s)"),
-    ],
-)
+@pytest.mark.parametrize(("end", "status", "reason"), [
+    (aborted("terminate called after throwing an instance of 'std::bad_alloc'"), "ok", None),
+    (aborted("RuntimeError: can't start new thread"), "ok", None),
+    (hung("  what():  Resource temporarily unavailable"), "ok", None),
+    (aborted("a bug"), "failed", "batch 16 per device: rank 1 was killed by SIGABRT"),
+    (hung("a bug"), "timeout", "batch 16 per device: no rank made progress for 9 s (measure.hang_s)"),
+])  # fmt: skip
 def test_a_process_that_died_or_hung_for_memory_is_out_of_memory_and_another_fails_the_run(
     end, status, reason, stand_in, tmp_path
 ):
@@ -313,15 +307,12 @@ def test_a_cancelled_search_records_its_tries(stand_in, tmp_path):
     assert sorted(os.listdir(tmp_path / "run" / "try_20")) == ["try.json"]
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"scaling": "strong"}, "scaling=strong keeps the global one"),
-        ({"launcher": "by_hand"}, "with strategy.launcher=by_hand a person starts them"),
-        ({"hosts": ["a:1"]}, "set measure.memory_limit_bytes"),
-        ({"device": "cuda"}, "a GPU has its own memory; leave it out"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), [
+    ({"scaling": "strong"}, "scaling=strong keeps the global one"),
+    ({"launcher": "by_hand"}, "with strategy.launcher=by_hand a person starts them"),
+    ({"hosts": ["a:1"]}, "set measure.memory_limit_bytes"),
+    ({"device": "cuda"}, "a GPU has its own memory; leave it out"),
+])  # fmt: skip
 def test_a_search_is_unsupported_where_it_cannot_work(change, text, stand_in, tmp_path):
     tries = stand_in(100)
     spec = searching(measure={"memory_limit_bytes": None if "hosts" in change else 10**9})
@@ -416,15 +407,12 @@ def search(folder, *words):
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.parametrize(
-    ("strategy", "start", "limit_bytes"),
-    [
-        ("ddp_gloo", 4000, 1_200_000_000),
-        ("horovod_gloo", 4000, 1_200_000_000),
-        ("mirrored", 2000, 1_500_000_000),
-        ("multiworker_ring", 1000, 1_500_000_000),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "start", "limit_bytes"), [
+    ("ddp_gloo", 4000, 1_200_000_000),
+    ("horovod_gloo", 4000, 1_200_000_000),
+    ("mirrored", 2000, 1_500_000_000),
+    ("multiworker_ring", 1000, 1_500_000_000),
+])  # fmt: skip
 def test_a_framework_finds_its_largest_batch(strategy, start, limit_bytes, tmp_path):
     folder = tmp_path / "run"
     words = [f"strategy={strategy}", f"train.batch_per_device={start}", f"measure.memory_limit_bytes={limit_bytes}"]

@@ -104,21 +104,18 @@ def test_arrows_stay_within_their_rank(tmp_path):
     assert {int(of[f"bound{rank}"]["id2"]["global"], 16) for rank in (0, 1)} == {of["s0"]["id"], of["s1"]["id"]}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no gzip",
-        gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
-        gzip.compress(b"x", mtime=0)[:10] + b"\xff" * 99,
-        gzip.compress(b'{"traceEvents": [{"ph": "X", "na', mtime=0),
-        gzip.compress(b"\xff\xfe", mtime=0),
-        gzip.compress(b'{"traceEvents": 3}', mtime=0),
-        gzip.compress(b'{"traceEvents": [3]}', mtime=0),
-        gzip.compress(b'{"traceEvents": [{"ph": "X", "ts": 1e999}]}', mtime=0),
-        gzip.compress(b"[]", mtime=0),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"no gzip",
+    gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
+    gzip.compress(b"x", mtime=0)[:10] + b"\xff" * 99,
+    gzip.compress(b'{"traceEvents": [{"ph": "X", "na', mtime=0),
+    gzip.compress(b"\xff\xfe", mtime=0),
+    gzip.compress(b'{"traceEvents": 3}', mtime=0),
+    gzip.compress(b'{"traceEvents": [3]}', mtime=0),
+    gzip.compress(b'{"traceEvents": [{"ph": "X", "ts": 1e999}]}', mtime=0),
+    gzip.compress(b"[]", mtime=0),
+])  # fmt: skip
 def test_a_broken_file_is_skipped_and_stays(tmp_path, content):
     (tmp_path / "trace0.json.gz").write_bytes(content)
     assert merge_traces(tmp_path) == []

@@ -82,29 +82,26 @@ LOADER_ERROR = (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "reason"),
-    [
-        (RuntimeError("it\nbroke   here"), "failed", "RuntimeError: it broke here"),
-        (KeyError(), "failed", "KeyError: KeyError"),
-        (ValueError("x" * 1000), "failed", "ValueError: " + "x" * 300),
-        (Unsupported("it takes a GPU"), "unsupported", "it takes a GPU"),
-        (InputError("dataset.size is too small"), "failed", "dataset.size is too small"),
-        (RuntimeError(GRAPH_ERROR), "failed", "RuntimeError: Incompatible shapes"),
-        (ValueError(LOADER_ERROR), "failed", "in DataLoader worker process 0: ValueError: no label"),
-        (RuntimeError("Graph execution error:"), "failed", "RuntimeError: Graph execution error:"),
-        (RuntimeError("OOM when allocating tensor"), "oom", "out of memory: OOM when allocating tensor"),
-        (MemoryError(), "oom", "out of memory: MemoryError"),
-        (RuntimeError("CUDA out of memory. Tried to"), "oom", "out of memory: CUDA out of memory. Tried to"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "oom", None),
-        (RuntimeError("Unable to find an engine to execute this computation"), "oom", None),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None),
-        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "oom", None),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "failed", "OSError: [Errno 28] No space left on device"),
-        (SystemExit(3), "failed", "SystemExit: 3"),
-        (KeyboardInterrupt(), "failed", "KeyboardInterrupt: KeyboardInterrupt"),
-    ],
-)
+@pytest.mark.parametrize(("error", "status", "reason"), [
+    (RuntimeError("it\nbroke   here"), "failed", "RuntimeError: it broke here"),
+    (KeyError(), "failed", "KeyError: KeyError"),
+    (ValueError("x" * 1000), "failed", "ValueError: " + "x" * 300),
+    (Unsupported("it takes a GPU"), "unsupported", "it takes a GPU"),
+    (InputError("dataset.size is too small"), "failed", "dataset.size is too small"),
+    (RuntimeError(GRAPH_ERROR), "failed", "RuntimeError: Incompatible shapes"),
+    (ValueError(LOADER_ERROR), "failed", "in DataLoader worker process 0: ValueError: no label"),
+    (RuntimeError("Graph execution error:"), "failed", "RuntimeError: Graph execution error:"),
+    (RuntimeError("OOM when allocating tensor"), "oom", "out of memory: OOM when allocating tensor"),
+    (MemoryError(), "oom", "out of memory: MemoryError"),
+    (RuntimeError("CUDA out of memory. Tried to"), "oom", "out of memory: CUDA out of memory. Tried to"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "oom", None),
+    (RuntimeError("Unable to find an engine to execute this computation"), "oom", None),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None),
+    (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "oom", None),
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "failed", "OSError: [Errno 28] No space left on device"),
+    (SystemExit(3), "failed", "SystemExit: 3"),
+    (KeyboardInterrupt(), "failed", "KeyboardInterrupt: KeyboardInterrupt"),
+])  # fmt: skip
 def test_a_failure_is_classified_and_recorded(error, status, reason, folder, capsys):
     assert run_rank(folder, body(error)) == 1
     record = record_in(folder)

@@ -97,15 +97,12 @@ def test_the_plan_states_what_the_strategy_would_refuse(overrides, reason, monke
     assert unsupported is not None and reason in unsupported and "\n" not in unsupported
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *{adapter: f"strategy={name}" for name, adapter in ADAPTERS.items() if name != "script"}.values(),
-        "strategy=horovod_mpi strategy.options.op=adasum strategy.options.fusion_threshold_mb=0",
-        "strategy=horovod_nccl strategy.launcher=mpi strategy.options.hierarchical_allreduce=true",
-        "strategy=kuza55_ps_cpu dataset.size=300 measure.search=max_batch",  # which only the strategy can tell
-    ],
-)
+@pytest.mark.parametrize("words", [
+    *{adapter: f"strategy={name}" for name, adapter in ADAPTERS.items() if name != "script"}.values(),
+    "strategy=horovod_mpi strategy.options.op=adasum strategy.options.fusion_threshold_mb=0",
+    "strategy=horovod_nccl strategy.launcher=mpi strategy.options.hierarchical_allreduce=true",
+    "strategy=kuza55_ps_cpu dataset.size=300 measure.search=max_batch",  # which only the strategy can tell
+])  # fmt: skip
 def test_no_strategy_refuses_its_defaults_and_what_it_can_do(words, monkeypatch):
     assert plan(f"{words} gpus=2", monkeypatch).can_start
 

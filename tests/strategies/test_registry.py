@@ -114,20 +114,17 @@ def test_the_baseline_of_a_plugins_strategy(dists):
         registry.refuse_broken_plugins(config)
 
 
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
-        ("{package}.code:Missing",
-         " cannot be loaded from my_plugin.code:Missing: module 'my_plugin.code' has no attribute 'Missing'"),
-        ("not_there:Mine", " cannot be loaded from not_there:Mine: No module named 'not_there'"),
-        ("{package}.code:Simulated.setup", " cannot be loaded from my_plugin.code:Simulated.setup: "),
-        ("{package}.code", " cannot be loaded from my_plugin.code: it should be MODULE:NAME"),
-        ("{package}.code:Stranger", ": my_plugin.code:Stranger is not a subclass of scalebench.plugin_api.Strategy"),
-        ("{package}.code:name", ": my_plugin.code:name is not a subclass of scalebench.plugin_api.Strategy"),
-        ("{package}.code:Half",
-         ": my_plugin.code:Half lacks what each strategy has: backend_used, broadcast, evaluate, setup, step, sync"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("target", "line"), [
+    ("{package}.code:Missing",
+     " cannot be loaded from my_plugin.code:Missing: module 'my_plugin.code' has no attribute 'Missing'"),
+    ("not_there:Mine", " cannot be loaded from not_there:Mine: No module named 'not_there'"),
+    ("{package}.code:Simulated.setup", " cannot be loaded from my_plugin.code:Simulated.setup: "),
+    ("{package}.code", " cannot be loaded from my_plugin.code: it should be MODULE:NAME"),
+    ("{package}.code:Stranger", ": my_plugin.code:Stranger is not a subclass of scalebench.plugin_api.Strategy"),
+    ("{package}.code:name", ": my_plugin.code:name is not a subclass of scalebench.plugin_api.Strategy"),
+    ("{package}.code:Half",
+     ": my_plugin.code:Half lacks what each strategy has: backend_used, broadcast, evaluate, setup, step, sync"),
+])  # fmt: skip
 def test_entry_points_that_are_no_strategies(dists, target, line):
     more = (
         "class Stranger: ...\nname = 'x'\nfrom scalebench.strategies.base import Strategy\nclass Half(Strategy): ...\n"

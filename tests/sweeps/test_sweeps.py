@@ -166,13 +166,10 @@ def test_a_dry_run_with_repeats_lists_them_all(capsys, words):
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize(
-    ("subdir", "line"),
-    [
-        ("${strategy.name}_${gpus}", "gives several runs the same folder, {s}/simulated_1 (simulated gpus=1 "),
-        ("${hydra.job.override_dirname}", "gives simulated gpus=1 repeat=0 a folder whose name has "),
-    ],
-)
+@pytest.mark.parametrize(("subdir", "line"), [
+    ("${strategy.name}_${gpus}", "gives several runs the same folder, {s}/simulated_1 (simulated gpus=1 "),
+    ("${hydra.job.override_dirname}", "gives simulated gpus=1 repeat=0 a folder whose name has "),
+])  # fmt: skip
 @pytest.mark.parametrize("words", [["dry_run=true"], []])
 def test_each_run_of_a_sweep_needs_a_folder_of_its_own(sweep, subdir, line, words):
     status, out, err = sweep(
@@ -183,14 +180,11 @@ def test_each_run_of_a_sweep_needs_a_folder_of_its_own(sweep, subdir, line, word
     assert "${hydra.job.num}\n" in err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["strategy=fsdp,hsdp", "strategy.options.unit_mb=0"],
-        ["strategy=choice(fsdp,hsdp)", "++strategy.options.unit_mb=0"],
-        ["strategy=fsdp,hsdp", "strategy.options={unit_mb:0}"],
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ["strategy=fsdp,hsdp", "strategy.options.unit_mb=0"],
+    ["strategy=choice(fsdp,hsdp)", "++strategy.options.unit_mb=0"],
+    ["strategy=fsdp,hsdp", "strategy.options={unit_mb:0}"],
+])  # fmt: skip
 def test_options_of_swept_strategies_are_those_of_each_and_not_of_the_default(sweep, words):
     """The default, ddp, has no such option."""
     status, out, err = sweep("gpus=2", "baseline=bare", "dry_run=true", *words)

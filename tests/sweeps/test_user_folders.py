@@ -45,18 +45,14 @@ def files():
     return {str(path): path.read_bytes() for path in paths}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [*SHORT, "hydra.run.dir=."],
-        [*SHORT, "hydra.run.dir=.", "resume=true"],
-        [*SHORT, "hydra.run.dir=.", "hydra/job_logging=default", "hydra.output_subdir=conf"],
-        [*SHORT, "hydra.run.dir=.", "measure.repeats=2"],
-        [*SWEEP, "hydra.sweep.dir=."],
-        [*SWEEP, "hydra.sweep.dir=.", "resume=true"],
-    ],
-    ids=lambda words: " ".join(words[len(SHORT) :]),
-)
+@pytest.mark.parametrize("words", [
+    [*SHORT, "hydra.run.dir=."],
+    [*SHORT, "hydra.run.dir=.", "resume=true"],
+    [*SHORT, "hydra.run.dir=.", "hydra/job_logging=default", "hydra.output_subdir=conf"],
+    [*SHORT, "hydra.run.dir=.", "measure.repeats=2"],
+    [*SWEEP, "hydra.sweep.dir=."],
+    [*SWEEP, "hydra.sweep.dir=.", "resume=true"],
+], ids=lambda words: " ".join(words[len(SHORT) :]))  # fmt: skip
 def test_a_folder_with_files_of_a_user_is_refused_and_nothing_is_touched(call, words):
     before = write_files("monitor.py", "try_3/thesis.tex", "results.csv", "rank_list.json", "conf/config.yaml")
     status, err = call(*words)
@@ -83,17 +79,13 @@ def test_files_and_the_log_of_hydra_may_be_elsewhere(call):
     assert read_result(Path("r/result.json")).status == read_result(Path("s/a/b/result.json")).status == "ok"
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "home/s/0 is not empty and holds no run of scalebench; choose an empty or a new folder"),
-        (["hydra.sweep.subdir=.."], "hydra.sweep.subdir: home/s/.. is not below home/s, where all its runs are"),
-        (["hydra.sweep.subdir=."], "hydra.sweep.subdir: home/s is not below home/s, where all its runs are"),
-        (["hydra.sweep.subdir={here}/precious"], "hydra.sweep.subdir: {here}/precious is not below home/s"),
-        (["hydra.sweep.subdir=link"], "hydra.sweep.subdir: home/s/link is not below home/s"),
-    ],
-    ids=["0", "..", ".", "absolute", "link"],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    ([], "home/s/0 is not empty and holds no run of scalebench; choose an empty or a new folder"),
+    (["hydra.sweep.subdir=.."], "hydra.sweep.subdir: home/s/.. is not below home/s, where all its runs are"),
+    (["hydra.sweep.subdir=."], "hydra.sweep.subdir: home/s is not below home/s, where all its runs are"),
+    (["hydra.sweep.subdir={here}/precious"], "hydra.sweep.subdir: {here}/precious is not below home/s"),
+    (["hydra.sweep.subdir=link"], "hydra.sweep.subdir: home/s/link is not below home/s"),
+], ids=["0", "..", ".", "absolute", "link"])  # fmt: skip
 @pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
 def test_a_sweep_touches_nothing_but_its_own_runs(call, words, line, resume):
     """A user has made a folder `0` in the folder of a sweep that was cut short."""

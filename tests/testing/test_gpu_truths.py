@@ -27,34 +27,31 @@ def sizes(*of_mib):
     return {"ranks": 4, "sizes": [[int(mib * MIB), measured, expected] for mib, measured, expected in of_mib]}
 
 
-@pytest.mark.parametrize(
-    ("name", "observed", "verdict", "text"),
-    [
-        ("timer", times(0.0101), PASS, "10.1 ms, expected 10 ms within 2%"),
-        ("timer", times(0.0103), FAIL, "10.3 ms, expected 10 ms within 2%"),
-        ("timer", times(0.0001), FAIL, "0.1 ms"),  # a block that ended before its kernels
-        ("timer", times(None), FAIL, "no figure: measured None"),
-        ("timer", times(0.01, 0.0), FAIL, "no figure"),
-        ("timer", times(NAN), FAIL, "no figure"),
-        ("monitor", times(0.0102), PASS, "within 3%"),
-        ("monitor", times(0.0104), FAIL, "within 3%"),
-        ("profiler", times(0.0104), PASS, "within 5%"),
-        ("profiler", times(0.0112), FAIL, "within 5%"),  # hooks that CUPTI leaves behind
-        ("copy", {**COPY, "measured_s": 0.098}, PASS, "20.4 GB/s, expected 20.0 GB/s within 5%"),
-        ("copy", {**COPY, "measured_s": 0.05}, FAIL, "40.0 GB/s, expected 20.0 GB/s"),
-        ("copy", {**COPY, "measured_s": 0.1, "arrived": False}, FAIL, "the 2000000000 bytes that arrived are others"),
-        ("memory", FULL, PASS, "status oom; steps run afterwards"),
-        ("memory", {**FULL, "before_bytes": None, "after_bytes": None}, PASS, "status oom"),
-        ("memory", {**FULL, "status": "failed"}, FAIL, "a full memory gave failed instead of the status oom"),
-        ("memory", {**FULL, "status": None}, FAIL, "a full memory gave no error"),
-        ("memory", {**FULL, "after_bytes": 30 * GB}, FAIL, "are free afterwards"),
-        ("all_reduce", sizes((0.01, 9e-5, 1e-5), (1, 1e-5, 1e-5), (256, 2e-3, 2e-3)), PASS, "201 GB/s"),
-        ("all_reduce", sizes((1, 1e-5, 2e-5), (256, 2e-3, 2e-3)), FAIL, "bus bandwidth: 1 MiB: 157 GB/s"),
-        ("all_reduce", sizes((1, 1e-5, 1e-5), (256, 3e-3, 2e-3)), FAIL, "256 MiB: 134 GB/s, expected 201 GB/s"),
-        ("all_reduce", sizes((1, 1e-5, 1e-5), (256, None, 2e-3)), FAIL, "no figure"),
-        ("all_reduce", sizes((0.01, 1e-5, 1e-5)), FAIL, "no size from 1 MiB on"),
-    ],
-)
+@pytest.mark.parametrize(("name", "observed", "verdict", "text"), [
+    ("timer", times(0.0101), PASS, "10.1 ms, expected 10 ms within 2%"),
+    ("timer", times(0.0103), FAIL, "10.3 ms, expected 10 ms within 2%"),
+    ("timer", times(0.0001), FAIL, "0.1 ms"),  # a block that ended before its kernels
+    ("timer", times(None), FAIL, "no figure: measured None"),
+    ("timer", times(0.01, 0.0), FAIL, "no figure"),
+    ("timer", times(NAN), FAIL, "no figure"),
+    ("monitor", times(0.0102), PASS, "within 3%"),
+    ("monitor", times(0.0104), FAIL, "within 3%"),
+    ("profiler", times(0.0104), PASS, "within 5%"),
+    ("profiler", times(0.0112), FAIL, "within 5%"),  # hooks that CUPTI leaves behind
+    ("copy", {**COPY, "measured_s": 0.098}, PASS, "20.4 GB/s, expected 20.0 GB/s within 5%"),
+    ("copy", {**COPY, "measured_s": 0.05}, FAIL, "40.0 GB/s, expected 20.0 GB/s"),
+    ("copy", {**COPY, "measured_s": 0.1, "arrived": False}, FAIL, "the 2000000000 bytes that arrived are others"),
+    ("memory", FULL, PASS, "status oom; steps run afterwards"),
+    ("memory", {**FULL, "before_bytes": None, "after_bytes": None}, PASS, "status oom"),
+    ("memory", {**FULL, "status": "failed"}, FAIL, "a full memory gave failed instead of the status oom"),
+    ("memory", {**FULL, "status": None}, FAIL, "a full memory gave no error"),
+    ("memory", {**FULL, "after_bytes": 30 * GB}, FAIL, "are free afterwards"),
+    ("all_reduce", sizes((0.01, 9e-5, 1e-5), (1, 1e-5, 1e-5), (256, 2e-3, 2e-3)), PASS, "201 GB/s"),
+    ("all_reduce", sizes((1, 1e-5, 2e-5), (256, 2e-3, 2e-3)), FAIL, "bus bandwidth: 1 MiB: 157 GB/s"),
+    ("all_reduce", sizes((1, 1e-5, 1e-5), (256, 3e-3, 2e-3)), FAIL, "256 MiB: 134 GB/s, expected 201 GB/s"),
+    ("all_reduce", sizes((1, 1e-5, 1e-5), (256, None, 2e-3)), FAIL, "no figure"),
+    ("all_reduce", sizes((0.01, 1e-5, 1e-5)), FAIL, "no size from 1 MiB on"),
+])  # fmt: skip
 def test_judgements(name, observed, verdict, text):
     line = JUDGEMENTS[name](observed)
     assert (line.name, line.verdict) == (name, verdict) and text in line.text, line
@@ -87,16 +84,13 @@ def raise_error(error):
     raise error
 
 
-@pytest.mark.parametrize(
-    ("error", "verdict", "text"),
-    [
-        (pytest.skip.Exception("ddp needs torch"), NOT_POSSIBLE, "ddp needs torch"),
-        (Refused("sees 0 GPUs"), NOT_POSSIBLE, "sees 0 GPUs"),
-        (pytest.fail.Exception("exit statuses [1]\n\nlog of rank 0"), FAIL, "exit statuses [1]"),
-        (RuntimeError("CUDA error: an illegal memory access"), FAIL, "CUDA error: an illegal memory access"),
-        (TimeoutError(), FAIL, "TimeoutError"),
-    ],
-)
+@pytest.mark.parametrize(("error", "verdict", "text"), [
+    (pytest.skip.Exception("ddp needs torch"), NOT_POSSIBLE, "ddp needs torch"),
+    (Refused("sees 0 GPUs"), NOT_POSSIBLE, "sees 0 GPUs"),
+    (pytest.fail.Exception("exit statuses [1]\n\nlog of rank 0"), FAIL, "exit statuses [1]"),
+    (RuntimeError("CUDA error: an illegal memory access"), FAIL, "CUDA error: an illegal memory access"),
+    (TimeoutError(), FAIL, "TimeoutError"),
+])  # fmt: skip
 def test_an_observation_that_raises_is_a_line(error, verdict, text):
     lines = gpu_truths.try_truths(("timer", "copy"), lambda: raise_error(error))
     assert [(line.name, line.verdict, line.text) for line in lines] == [(n, verdict, text) for n in ("timer", "copy")]

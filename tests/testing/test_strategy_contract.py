@@ -143,17 +143,14 @@ def test_rows_of_approximate_strategies_are_flagged():
         assert ("approximate" in spec.flags) == flagged
 
 
-@pytest.mark.parametrize(
-    ("factor", "across", "text"),
-    [
-        (2.0, 0.0, "updates are 2.00 times the baseline's: summed and not averaged?"),
-        (0.5, 0.03, "updates are 0.50 times the baseline's: averaged twice?"),
-        (3.1, 0.0, "updates are 3.10 times the baseline's"),
-        (1.0, 0.02, "updates of one step of SGD are off the baseline's by 2.00%, not by a factor: of other samples?"),
-        (1.0, 0.0, "updates of one step of SGD are the baseline's: later steps, or its optimizer, differ"),
-        (0.0, 0.0, "updates nothing in one step of SGD"),
-    ],
-)
+@pytest.mark.parametrize(("factor", "across", "text"), [
+    (2.0, 0.0, "updates are 2.00 times the baseline's: summed and not averaged?"),
+    (0.5, 0.03, "updates are 0.50 times the baseline's: averaged twice?"),
+    (3.1, 0.0, "updates are 3.10 times the baseline's"),
+    (1.0, 0.02, "updates of one step of SGD are off the baseline's by 2.00%, not by a factor: of other samples?"),
+    (1.0, 0.0, "updates of one step of SGD are the baseline's: later steps, or its optimizer, differ"),
+    (0.0, 0.0, "updates nothing in one step of SGD"),
+])  # fmt: skip
 def test_updates_that_differ_are_described(factor, across, text):
     actual = {"w": np.array([factor, 0.0]), "b": np.array([factor * across])}
     assert describe_updates(actual, {"w": np.array([1.0, 0.0]), "b": np.zeros(1)}, 2) == text

@@ -150,15 +150,12 @@ def test_the_program_does_what_a_new_process_does(warm_ranks, tmp_path):
     assert answers[0] == answers[1] == ("", "scalebench: gpus=0 should be at least 1\n", 2)
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        (["sleep", "60"], {}),
-        ([sys.executable, "-S", *NO_RUN[1:]], {}),
-        (NO_RUN, {"env": {}}),
-        (NO_RUN, {"preexec_fn": os.getpid}),
-    ],
-)
+@pytest.mark.parametrize(("command", "options"), [
+    (["sleep", "60"], {}),
+    ([sys.executable, "-S", *NO_RUN[1:]], {}),
+    (NO_RUN, {"env": {}}),
+    (NO_RUN, {"preexec_fn": os.getpid}),
+])  # fmt: skip
 def test_what_starts_in_a_way_of_its_own_is_a_new_process(command, options, warm_ranks):
     with warm_ranks.popen(command, stderr=subprocess.DEVNULL, **options) as process:
         assert psutil.Process(process.pid).ppid() == os.getpid()

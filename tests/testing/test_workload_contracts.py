@@ -128,14 +128,11 @@ def test_a_user_network_in_both_frameworks(answers):
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.parametrize(
-    ("function", "verdicts", "text"),
-    [
-        ("smooth", (HOLDS, FAILS), "differ from the first batch on"),  # another activation
-        ("wide", (FAILS, SKIPPED), "number 1 is 0.weight"),
-        ("deep", (FAILS, SKIPPED), "4 trained arrays"),
-    ],
-)
+@pytest.mark.parametrize(("function", "verdicts", "text"), [
+    ("smooth", (HOLDS, FAILS), "differ from the first batch on"),  # another activation
+    ("wide", (FAILS, SKIPPED), "number 1 is 0.weight"),
+    ("deep", (FAILS, SKIPPED), "4 trained arrays"),
+])  # fmt: skip
 def test_other_networks_fail(function, verdicts, text, answers):
     actual = network_answers(answers, f"model.keras=mine:{function}")
     assert (actual[COUNT].verdict, actual[SAME].verdict) == verdicts

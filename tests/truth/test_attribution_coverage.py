@@ -104,15 +104,11 @@ def measure_coverage(ranks, noise, trials):
 TRIALS, LEAST = 300, 276
 
 
-@pytest.mark.parametrize(
-    ("case", "ranks", "noise"),
-    [
-        ("white, 2 ranks", 2, simulated.white()),
-        ("lognormal, 3 ranks", 3, simulated.lognormal()),
-        ("AR(1) 0.5, 2 ranks", 2, simulated.autoregressive(0.5)),
-    ],
-    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("case", "ranks", "noise"), [
+    ("white, 2 ranks", 2, simulated.white()),
+    ("lognormal, 3 ranks", 3, simulated.lognormal()),
+    ("AR(1) 0.5, 2 ranks", 2, simulated.autoregressive(0.5)),
+], ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "")  # fmt: skip
 def test_every_part_lies_in_its_interval(case, ranks, noise):
     """Its seconds, its share, and all that is lost, in at least 0.92 of 300 trials."""
     held = measure_coverage(ranks, noise, TRIALS)

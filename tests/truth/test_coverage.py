@@ -36,18 +36,14 @@ def coverage(case, ranks, noise, times, trials=TRIALS):
     return held, flags
 
 
-@pytest.mark.parametrize(
-    ("case", "ranks", "noise"),
-    [
-        ("white, 1 rank", 1, group.white()),
-        ("white, 2 ranks", 2, group.white()),
-        ("lognormal, 3 ranks", 3, group.lognormal()),
-        ("spikes, 2 ranks", 2, group.spikes()),
-        ("AR(1) 0.5, 3 ranks", 3, group.autoregressive(0.5)),
-        ("AR(1) 0.8, 2 ranks", 2, group.autoregressive(0.8)),
-    ],
-    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("case", "ranks", "noise"), [
+    ("white, 1 rank", 1, group.white()),
+    ("white, 2 ranks", 2, group.white()),
+    ("lognormal, 3 ranks", 3, group.lognormal()),
+    ("spikes, 2 ranks", 2, group.spikes()),
+    ("AR(1) 0.5, 3 ranks", 3, group.autoregressive(0.5)),
+    ("AR(1) 0.8, 2 ranks", 2, group.autoregressive(0.8)),
+], ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "")  # fmt: skip
 def test_every_figure_lies_in_its_interval(case, ranks, noise):
     """In at least 930 of 1,000 trials; many updates to a block."""
     held, flags = coverage(case, ranks, noise, QUICK)

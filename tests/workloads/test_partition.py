@@ -195,20 +195,17 @@ def test_batches_that_do_not_divide_are_named():
         assert reason is None or "change strategy.options.micro_batches" in reason
 
 
-@pytest.mark.parametrize(
-    ("samples", "global_batch", "gpus", "replicas", "stages", "number"),
-    [
-        (4096, 1024, 2, 1, 2, 4),
-        (225, 150, 2, 1, 2, 5),  # batches of 150 and 75
-        (64, 16, 4, 1, 4, 8),
-        (64, 16, 4, 2, 2, 4),
-        (60, 20, 1, 1, 1, 2),
-        (31, 31, 2, 1, 2, 31),  # sample by sample
-        (630, 32, 2, 1, 2, 2),  # 32 and 22
-        (41, 31, 2, 1, 2, 4),  # 31 and 10 have no divisor in common
-        (30, 15, 4, 2, 2, 4),  # 8 and 7 neither
-    ],
-)
+@pytest.mark.parametrize(("samples", "global_batch", "gpus", "replicas", "stages", "number"), [
+    (4096, 1024, 2, 1, 2, 4),
+    (225, 150, 2, 1, 2, 5),  # batches of 150 and 75
+    (64, 16, 4, 1, 4, 8),
+    (64, 16, 4, 2, 2, 4),
+    (60, 20, 1, 1, 1, 2),
+    (31, 31, 2, 1, 2, 31),  # sample by sample
+    (630, 32, 2, 1, 2, 2),  # 32 and 22
+    (41, 31, 2, 1, 2, 4),  # 31 and 10 have no divisor in common
+    (30, 15, 4, 2, 2, 4),  # 8 and 7 neither
+])  # fmt: skip
 def test_the_default_divides_every_batch(samples, global_batch, gpus, replicas, stages, number):
     spec = spec_of(samples, global_batch, gpus)
     assert default_micro_batches(spec, replicas, stages) == number

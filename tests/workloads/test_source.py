@@ -72,20 +72,17 @@ def test_batches_do_not_depend_on_the_number_of_replicas(size, epoch):
         assert np.array_equal(together, single)
 
 
-@pytest.mark.parametrize(
-    ("samples", "global_batch", "settings", "expected"),
-    [
-        (12, 6, {"replicas": 2}, [6, 6]),
-        (14, 6, {"replicas": 2}, [6, 6, 2]),  # a remainder that is enough for all
-        (13, 6, {"replicas": 2}, [6, 7]),  # one that is not
-        (13, 6, {"replicas": 1}, [6, 6, 1]),
-        (5, 6, {"replicas": 2}, [5]),  # less than one batch
-        (2, 6, {"replicas": 2}, [2]),
-        (20, 8, {"replicas": 2, "fewest": 2}, [8, 8, 4]),
-        (19, 8, {"replicas": 2, "fewest": 2}, [8, 11]),  # fewer samples per device than wanted
-        (3, 8, {"replicas": 2, "fewest": 2}, [3]),
-    ],
-)
+@pytest.mark.parametrize(("samples", "global_batch", "settings", "expected"), [
+    (12, 6, {"replicas": 2}, [6, 6]),
+    (14, 6, {"replicas": 2}, [6, 6, 2]),  # a remainder that is enough for all
+    (13, 6, {"replicas": 2}, [6, 7]),  # one that is not
+    (13, 6, {"replicas": 1}, [6, 6, 1]),
+    (5, 6, {"replicas": 2}, [5]),  # less than one batch
+    (2, 6, {"replicas": 2}, [2]),
+    (20, 8, {"replicas": 2, "fewest": 2}, [8, 8, 4]),
+    (19, 8, {"replicas": 2, "fewest": 2}, [8, 11]),  # fewer samples per device than wanted
+    (3, 8, {"replicas": 2, "fewest": 2}, [3]),
+])  # fmt: skip
 def test_batch_sizes(samples, global_batch, settings, expected):
     assert [batch.global_samples for batch in source(samples, global_batch, **settings).epoch(0)] == expected
 

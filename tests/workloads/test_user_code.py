@@ -82,13 +82,10 @@ def test_a_file_sees_no_arguments_of_this_process(user_files, monkeypatch):
     del sys.modules["parses"]
 
 
-@pytest.mark.parametrize(
-    ("line", "end"),
-    [
-        ("raise SystemExit", "SystemExit"),
-        ("import argparse; p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()", "SystemExit: 2"),
-    ],
-)
+@pytest.mark.parametrize(("line", "end"), [
+    ("raise SystemExit", "SystemExit"),
+    ("import argparse; p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()", "SystemExit: 2"),
+])  # fmt: skip
 def test_a_file_that_ends_the_program_is_one_line(line, end, user_files, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["worker"])
     (user_files / "ends.py").write_text(f"def build(): ...\n{line}\n")
@@ -133,17 +130,14 @@ OF_PLUGIN = ModelSpec("theirs", loss="auto", metric="auto")
 BUILT_IN = ModelSpec("mlp", input_shape=[8000], target_shape=[1])
 
 
-@pytest.mark.parametrize(
-    ("model", "samples", "expected"),
-    [
-        (USER_MODEL, CURVES, ([200, 3], [2], 2, "mse", "mse")),
-        (USER_MODEL, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
-        (USER_MODEL, SampleShape((4,), (3, 2)), ([4], [3, 2], 6, "mse", "mse")),
-        (OWN, PICTURES, ([64, 64, 3], [], 11, "cross_entropy", "cross_entropy")),
-        (OF_PLUGIN, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
-        (BUILT_IN, CURVES, ([8000], [1], 1, "mse", "mse")),  # that the shapes do not match is reported elsewhere
-    ],
-)
+@pytest.mark.parametrize(("model", "samples", "expected"), [
+    (USER_MODEL, CURVES, ([200, 3], [2], 2, "mse", "mse")),
+    (USER_MODEL, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
+    (USER_MODEL, SampleShape((4,), (3, 2)), ([4], [3, 2], 6, "mse", "mse")),
+    (OWN, PICTURES, ([64, 64, 3], [], 11, "cross_entropy", "cross_entropy")),
+    (OF_PLUGIN, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
+    (BUILT_IN, CURVES, ([8000], [1], 1, "mse", "mse")),  # that the shapes do not match is reported elsewhere
+])  # fmt: skip
 def test_samples_complete_what_the_config_leaves_open(model, samples, expected):
     full = user_code.complete_model(model, samples, "it")
     assert (full.input_shape, full.target_shape, full.outputs, full.loss, full.metric) == expected
@@ -185,21 +179,18 @@ def steps_file(tmp_path, monkeypatch):
     (tmp_path / "plain.py").write_text("def build(): ...\n")
 
 
-@pytest.mark.parametrize(
-    ("function", "loss", "samples", "expected"),
-    [
-        ("plain:build", "auto", CURVES, ("mse", "mse")),
-        ("plain:build", "auto", TOKENS, ("module", "loss")),
-        ("plain:build", "module", CURVES, ("module", "loss")),
-        ("plain:build", "mysteps:loss", CURVES, ("mysteps:loss", "loss")),
-        ("plain:build", "mysteps:loss", MASKED, ("mysteps:loss", "loss")),
-        ("mysteps:build", "auto", CURVES, ("module", "loss")),  # it has a training_step
-        ("mysteps:build", "mse", CURVES, ("mse", "mse")),
-        ("mysteps:build_plain", "auto", CURVES, ("mse", "mse")),  # another class of the file has one
-        *((f"subclasses:{name}", "auto", CURVES, ("module", "loss")) for name in ("Direct", "build", "build_imported")),
-        ("subclasses:Holder", "auto", CURVES, ("mse", "mse")),  # a part of it has one
-    ],
-)
+@pytest.mark.parametrize(("function", "loss", "samples", "expected"), [
+    ("plain:build", "auto", CURVES, ("mse", "mse")),
+    ("plain:build", "auto", TOKENS, ("module", "loss")),
+    ("plain:build", "module", CURVES, ("module", "loss")),
+    ("plain:build", "mysteps:loss", CURVES, ("mysteps:loss", "loss")),
+    ("plain:build", "mysteps:loss", MASKED, ("mysteps:loss", "loss")),
+    ("mysteps:build", "auto", CURVES, ("module", "loss")),  # it has a training_step
+    ("mysteps:build", "mse", CURVES, ("mse", "mse")),
+    ("mysteps:build_plain", "auto", CURVES, ("mse", "mse")),  # another class of the file has one
+    *((f"subclasses:{name}", "auto", CURVES, ("module", "loss")) for name in ("Direct", "build", "build_imported")),
+    ("subclasses:Holder", "auto", CURVES, ("mse", "mse")),  # a part of it has one
+])  # fmt: skip
 def test_the_loss_of_a_users_module(steps_file, function, loss, samples, expected):
     model = ModelSpec("custom", torch=function, loss=loss, metric="auto")
     complete = user_code.complete_model(user_code.identify_model(model), samples, "it")

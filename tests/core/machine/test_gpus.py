@@ -253,19 +253,16 @@ def test_public_machines_have_the_published_topology(table, nvml_library, monkey
     assert all(gpu.name for gpu in found.gpus)
 
 
-@pytest.mark.parametrize(
-    ("table", "changes", "link"),
-    [
-        # A virtual machine does not see the switches: another type of device, at an address that is none.
-        ("hgx_h100", {"RemoteDeviceType": [255], "RemotePciInfo": [{"busId": "FFFFFFFF:FFFF:FF.F"}]}, "NV18"),
-        ("hgx_h100", {"RemoteDeviceType": [{"error": 3}], "RemotePciInfo": [{"error": 3}]}, "NV18"),
-        # Drivers before 465 do not name the type of the other end.
-        ("dgx1_v100", {"RemoteDeviceType": [{"error": 13}]}, "NV1"),
-        # As published where the fabric manager did not run: rapidsai/ucx-py issue 749.
-        ("dgx_a100", {"State": [{"error": 3}]}, "PXB"),
-        ("dgx_a100", {"State": [0]}, "PXB"),
-    ],
-)
+@pytest.mark.parametrize(("table", "changes", "link"), [
+    # A virtual machine does not see the switches: another type of device, at an address that is none.
+    ("hgx_h100", {"RemoteDeviceType": [255], "RemotePciInfo": [{"busId": "FFFFFFFF:FFFF:FF.F"}]}, "NV18"),
+    ("hgx_h100", {"RemoteDeviceType": [{"error": 3}], "RemotePciInfo": [{"error": 3}]}, "NV18"),
+    # Drivers before 465 do not name the type of the other end.
+    ("dgx1_v100", {"RemoteDeviceType": [{"error": 13}]}, "NV1"),
+    # As published where the fabric manager did not run: rapidsai/ucx-py issue 749.
+    ("dgx_a100", {"State": [{"error": 3}]}, "PXB"),
+    ("dgx_a100", {"State": [0]}, "PXB"),
+])  # fmt: skip
 def test_links_whose_other_end_is_not_named(table, changes, link, nvml_library, monkeypatch):
     rows = {f"nvmlDeviceGetNvLink{name} {number}": cell for name, cell in changes.items() for number in range(18)}
     put_in(monkeypatch, nvml_library, table, rows)

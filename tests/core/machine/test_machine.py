@@ -71,14 +71,11 @@ def test_processors_oom_kills_and_cgroups(root, monkeypatch):
     assert (found.memory_limit_bytes, found.kernel) == (2**31, platform.release())
 
 
-@pytest.mark.parametrize(
-    ("script", "version"),
-    [
-        ("echo; echo ' mpirun (Open MPI) 5.0.1 '; echo more", "mpirun (Open MPI) 5.0.1"),
-        ("exit 3", None),
-        ("echo late; exec sleep 60", None),
-    ],
-)
+@pytest.mark.parametrize(("script", "version"), [
+    ("echo; echo ' mpirun (Open MPI) 5.0.1 '; echo more", "mpirun (Open MPI) 5.0.1"),
+    ("exit 3", None),
+    ("echo late; exec sleep 60", None),
+])  # fmt: skip
 def test_the_version_of_mpi_is_queried_once_and_with_a_limit(tmp_path, monkeypatch, script, version):
     monkeypatch.setattr(machine, "MPI_VERSION_TIMEOUT_S", 0.5 if "sleep" in script else 30.0)
     program, calls = tmp_path / "mpirun", tmp_path / "calls"

@@ -174,28 +174,25 @@ def test_missing_limits_are_infinite_not_negative():
         assert rate_to_seconds(Estimate(50.0, *limits), 10) == Estimate(0.2)
 
 
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
-        ("not an estimate", lambda: Estimate(1.0, 1.1, 1.2)),
-        ("not an estimate", lambda: Estimate(1.0, math.nan, 1.2)),
-        ("not an estimate", lambda: Estimate(math.inf, 1.0, math.inf)),
-        ("finite numbers", lambda: estimates.as_series([1.0, math.nan, 2.0])),
-        ("finite numbers", lambda: estimates.as_series([1e301])),
-        ("one dimension", lambda: estimates.as_series([[1.0, 2.0, 3.0]])),
-        ("at least 3 blocks", lambda: estimates.uncorrelated_factor([1.0] * 64, min_blocks=2)),
-        ("16 block times, but 15", lambda: estimate_throughput([1.0] * 16, [1] * 15)),
-        ("no negative time", lambda: estimate_throughput([-1.0] + [1.0] * 15, [1] * 16)),
-        ("at least one sample", lambda: estimate_throughput([1.0] * 16, [0] + [1] * 15)),
-        ("no time passed", lambda: estimate_throughput([0.0] * 16, [1] * 16)),
-        ("at least 2 batches", lambda: estimate_throughput([1.0] * 16, [1] * 16, batches=1)),
-        ("between 0 and 1", lambda: estimate_throughput([1.0] * 16, [1] * 16, confidence=95)),
-        *(("between 0 and 1", lambda c=c: student_t(10, c)) for c in (0, 1, -1, math.nan)),
-        ("above 0, not nan", lambda: precise_enough([1.0] * 64, [1] * 64, math.nan)),
-        ("not negative", lambda: estimates.next_check(-1)),
-        ("by a positive number", lambda: estimates.scale_estimate(Estimate(1.0, 1.0, 1.0), -1)),
-    ],
-)
+@pytest.mark.parametrize(("message", "call"), [
+    ("not an estimate", lambda: Estimate(1.0, 1.1, 1.2)),
+    ("not an estimate", lambda: Estimate(1.0, math.nan, 1.2)),
+    ("not an estimate", lambda: Estimate(math.inf, 1.0, math.inf)),
+    ("finite numbers", lambda: estimates.as_series([1.0, math.nan, 2.0])),
+    ("finite numbers", lambda: estimates.as_series([1e301])),
+    ("one dimension", lambda: estimates.as_series([[1.0, 2.0, 3.0]])),
+    ("at least 3 blocks", lambda: estimates.uncorrelated_factor([1.0] * 64, min_blocks=2)),
+    ("16 block times, but 15", lambda: estimate_throughput([1.0] * 16, [1] * 15)),
+    ("no negative time", lambda: estimate_throughput([-1.0] + [1.0] * 15, [1] * 16)),
+    ("at least one sample", lambda: estimate_throughput([1.0] * 16, [0] + [1] * 15)),
+    ("no time passed", lambda: estimate_throughput([0.0] * 16, [1] * 16)),
+    ("at least 2 batches", lambda: estimate_throughput([1.0] * 16, [1] * 16, batches=1)),
+    ("between 0 and 1", lambda: estimate_throughput([1.0] * 16, [1] * 16, confidence=95)),
+    *(("between 0 and 1", lambda c=c: student_t(10, c)) for c in (0, 1, -1, math.nan)),
+    ("above 0, not nan", lambda: precise_enough([1.0] * 64, [1] * 64, math.nan)),
+    ("not negative", lambda: estimates.next_check(-1)),
+    ("by a positive number", lambda: estimates.scale_estimate(Estimate(1.0, 1.0, 1.0), -1)),
+])  # fmt: skip
 def test_invalid_input_is_an_error(message, call):
     with pytest.raises(ValueError, match=message):
         call()

@@ -161,16 +161,13 @@ def counts(tmp_path, nvml_library, monkeypatch, clock):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("before", "later", "foreign", "is_known"),
-    [
-        ("{run}", "{run} 1", 1, True),  # /proc may hide processes of other users
-        ("", "{run}", 0, True),
-        ("", "1", 0, False),  # in a container: a process of the host, which has the number of one here
-        ("4000001", "4000001 1", 1, False),
-        ("", "", 0, False),
-    ],
-)
+@pytest.mark.parametrize(("before", "later", "foreign", "is_known"), [
+    ("{run}", "{run} 1", 1, True),  # /proc may hide processes of other users
+    ("", "{run}", 0, True),
+    ("", "1", 0, False),  # in a container: a process of the host, which has the number of one here
+    ("4000001", "4000001 1", 1, False),
+    ("", "", 0, False),
+])  # fmt: skip
 def test_processes_on_a_gpu_are_compared_with_those_before_the_run(
     before, later, foreign, is_known,
     tmp_path, nvml_library, monkeypatch

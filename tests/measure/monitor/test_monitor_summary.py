@@ -166,45 +166,42 @@ def throttled(name, begin_s=0.0, end_s=30.0, gpus=(0,)):
     return series({f"gpu{index}/{name}": 1.0 for index in gpus}, begin_s=begin_s, end_s=end_s)
 
 
-@pytest.mark.parametrize(
-    ("flag", "raised", "quiet"),
-    [
-        ("busy_machine", [[programs(0.21)]], [
-            [programs(0.15)], [programs(0.21), {"window": None}],
-            [programs(0.21), {"window": TimeWindow(BEGIN_S + 10.0, BEGIN_S + 10.5)}],  # too short
-        ]),
-        ("quota_used_up", [[quota(0.02)]], [[quota(0.0)], [quota(0.009)], [quota(0.02), {"window": None}]]),
-        ("hot_at_start", [
-            [{"gpu1/temperature_c": lambda t: 84.0 if t < 3 else 60.0}],
-            [throttled("throttled_sw_thermal_slowdown", end_s=2.0)],
-        ], [
-            [{"gpu1/temperature_c": lambda t: 83.9 if t < 3 else 60.0}],
-            [{"gpu1/temperature_c": lambda t: 84.0 if t > 6 else 60.0}],  # heated by the run itself
-            [throttled(CAPPED, end_s=2.0)],
-        ]),
-        # Of a hundred samples, more than five; what a user or the power limit sets is none.
-        ("throttled", [[throttled("throttled_hw_slowdown", 9.0, 10.7)]], [
-            [throttled("throttled_hw_slowdown", 9.0, 10.4)], [throttled(CAPPED)], [throttled("throttled_gpu_idle")],
-            *([throttled(f"throttled_{reason}")]
-              for reason in ("applications_clocks_setting", "sync_boost", "display_clock_setting")),
-        ]),
-        # The slow cards of the study had memory clocks that are lower by 5 %. Cards at their power limit may differ.
-        ("unequal_clocks", [
-            [{"gpu1/mem_clock_mhz": 1150.0}], [{"gpus": SLOWER_GPUS}],
-            [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1300}, throttled(CAPPED, gpus=(0, 1))],
-            [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1350}, throttled(CAPPED, gpus=(1,))],
-        ], [
-            [{"gpu1/mem_clock_mhz": 1198.0}], [{"gpu1/mem_clock_mhz": 1150.0}, {"used": (1,)}],
-            [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1350}, throttled(CAPPED, gpus=(0, 1))],
-            [{"gpus": [GPUS[0], replace(GPUS[1], sm_clock_max_mhz=None)]}],
-            [{"gpu1/sm_clock_mhz": lambda t: 1380.0 if t > 10 else 200.0}],  # before it is measured
-        ]),
-        ("swapping", [[swapped("in", 2e6)], [swapped("out", 2e6)]], [
-            [swapped("in", 1e6)], [swapped("out", 1e6)], [swapped("in", 9e9, from_s=3)],  # before
-        ]),
-        ("gpu_lost", [[LOST], [LOST, {"window": None}]], [[LOST, {"used": (0,)}]]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("flag", "raised", "quiet"), [
+    ("busy_machine", [[programs(0.21)]], [
+        [programs(0.15)], [programs(0.21), {"window": None}],
+        [programs(0.21), {"window": TimeWindow(BEGIN_S + 10.0, BEGIN_S + 10.5)}],  # too short
+    ]),
+    ("quota_used_up", [[quota(0.02)]], [[quota(0.0)], [quota(0.009)], [quota(0.02), {"window": None}]]),
+    ("hot_at_start", [
+        [{"gpu1/temperature_c": lambda t: 84.0 if t < 3 else 60.0}],
+        [throttled("throttled_sw_thermal_slowdown", end_s=2.0)],
+    ], [
+        [{"gpu1/temperature_c": lambda t: 83.9 if t < 3 else 60.0}],
+        [{"gpu1/temperature_c": lambda t: 84.0 if t > 6 else 60.0}],  # heated by the run itself
+        [throttled(CAPPED, end_s=2.0)],
+    ]),
+    # Of a hundred samples, more than five; what a user or the power limit sets is none.
+    ("throttled", [[throttled("throttled_hw_slowdown", 9.0, 10.7)]], [
+        [throttled("throttled_hw_slowdown", 9.0, 10.4)], [throttled(CAPPED)], [throttled("throttled_gpu_idle")],
+        *([throttled(f"throttled_{reason}")]
+          for reason in ("applications_clocks_setting", "sync_boost", "display_clock_setting")),
+    ]),
+    # The slow cards of the study had memory clocks that are lower by 5 %. Cards at their power limit may differ.
+    ("unequal_clocks", [
+        [{"gpu1/mem_clock_mhz": 1150.0}], [{"gpus": SLOWER_GPUS}],
+        [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1300}, throttled(CAPPED, gpus=(0, 1))],
+        [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1350}, throttled(CAPPED, gpus=(1,))],
+    ], [
+        [{"gpu1/mem_clock_mhz": 1198.0}], [{"gpu1/mem_clock_mhz": 1150.0}, {"used": (1,)}],
+        [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1350}, throttled(CAPPED, gpus=(0, 1))],
+        [{"gpus": [GPUS[0], replace(GPUS[1], sm_clock_max_mhz=None)]}],
+        [{"gpu1/sm_clock_mhz": lambda t: 1380.0 if t > 10 else 200.0}],  # before it is measured
+    ]),
+    ("swapping", [[swapped("in", 2e6)], [swapped("out", 2e6)]], [
+        [swapped("in", 1e6)], [swapped("out", 1e6)], [swapped("in", 9e9, from_s=3)],  # before
+    ]),
+    ("gpu_lost", [[LOST], [LOST, {"window": None}]], [[LOST, {"used": (0,)}]]),
+])  # fmt: skip
 def test_a_condition_is_flagged_from_its_limit_on(flag, raised, quiet):
     assert flags() == []
     for cases, expected in ((raised, [flag]), (quiet, [])):

@@ -154,19 +154,16 @@ def test_the_cores_that_we_may_use(put, tmp_path):
         assert found.values("memory", "available_bytes")[0] > 0  # and nothing else is kept from being told
 
 
-@pytest.mark.parametrize(
-    ("is_counted", "cgroup", "files"),
-    [
-        (True, "0::/a\n", {"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/cpu.stat": "{stat}"}),
-        (True, "0::/a\n", {"cpu.max": "5 10", "cpu.stat": "{stat}", "a/cpu.max": "9 10"}),  # of the folder above
-        (True, "4:cpu,cpuacct:/\n", {
-            "cpu,cpuacct/cpu.cfs_quota_us": "250000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            "cpu,cpuacct/cpu.stat": "{stat}",
-        }),  # version 1
-        (False, "0::/\n", {"cpu.max": "max 100000", "cpu.stat": "{stat}"}),
-        (False, "0::/\n", {"cpu.max": "150000 100000", "cpu.stat": "usage_usec 5\n"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("is_counted", "cgroup", "files"), [
+    (True, "0::/a\n", {"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/cpu.stat": "{stat}"}),
+    (True, "0::/a\n", {"cpu.max": "5 10", "cpu.stat": "{stat}", "a/cpu.max": "9 10"}),  # of the folder above
+    (True, "4:cpu,cpuacct:/\n", {
+        "cpu,cpuacct/cpu.cfs_quota_us": "250000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+        "cpu,cpuacct/cpu.stat": "{stat}",
+    }),  # version 1
+    (False, "0::/\n", {"cpu.max": "max 100000", "cpu.stat": "{stat}"}),
+    (False, "0::/\n", {"cpu.max": "150000 100000", "cpu.stat": "usage_usec 5\n"}),
+])  # fmt: skip
 def test_how_often_the_quota_of_cpu_time_was_used_up(is_counted, cgroup, files, put, tmp_path):
     put("proc/self/cgroup", cgroup)
     for name, text in files.items():

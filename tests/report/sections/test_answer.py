@@ -150,14 +150,11 @@ def test_a_part_above_the_whole_loss_explains_nothing(tmp_path, monkeypatch, sha
     assert ["20 % to contention" in text for text in (reason, chart.title)] == [named, named]
 
 
-@pytest.mark.parametrize(
-    ("min_efficiency", "noise", "sentence"),
-    [
-        (0.5, 0.01, "up to 4 devices, the most that were measured."),
-        (0.99, 0.01, "ddp_gloo keeps an efficiency of 99 % at no number of devices."),
-        (0.76, 0.1, "up to 4 devices, the most that were measured (with certainty 2 devices)."),
-    ],
-)
+@pytest.mark.parametrize(("min_efficiency", "noise", "sentence"), [
+    (0.5, 0.01, "up to 4 devices, the most that were measured."),
+    (0.99, 0.01, "ddp_gloo keeps an efficiency of 99 % at no number of devices."),
+    (0.76, 0.1, "up to 4 devices, the most that were measured (with certainty 2 devices)."),
+])  # fmt: skip
 def test_how_far_it_goes(tmp_path, min_efficiency, noise, sentence):
     sweeps.write_results(tmp_path, make_runs(["ddp_gloo"], noise=noise))
     blocks = get_blocks(load_report_data([tmp_path], min_efficiency))

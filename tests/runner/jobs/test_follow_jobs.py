@@ -230,14 +230,11 @@ def test_a_cancelled_job_that_the_scheduler_forgets_is_cancelled(tmp_path):
 GONE = SlurmUnreachable("sbatch: Unable to contact slurm controller (connect failure)")
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "reason"),
-    [
-        (JobRefused("invalid partition specified: gpux"), "unsupported", "invalid partition specified: gpux"),
-        (SlurmError("sbatch made no sense"), "failed", "it could not be submitted: sbatch made no sense"),
-        (InputError("no such image"), "failed", "it could not be submitted: no such image"),
-    ],
-)
+@pytest.mark.parametrize(("error", "status", "reason"), [
+    (JobRefused("invalid partition specified: gpux"), "unsupported", "invalid partition specified: gpux"),
+    (SlurmError("sbatch made no sense"), "failed", "it could not be submitted: sbatch made no sense"),
+    (InputError("no such image"), "failed", "it could not be submitted: no such image"),
+])  # fmt: skip
 def test_a_refused_submission_is_a_result_at_once(error, status, reason, tmp_path):
     sweep = Sweep(tmp_path, Scheduler([error, SUCCESSFUL]))
     results = sweep.follow(sweep.requests())

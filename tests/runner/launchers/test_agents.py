@@ -161,15 +161,12 @@ def test_the_line_for_each_host_has_no_key(hands, program):
     assert first.startswith(f"localhost: {sys.executable} ") and second.endswith(" --node 127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    ("text", "codes", "died_first"),
-    [
-        ("sys.exit(7)", [None, 7], [1]),
-        ("os.kill(os.getpid(), signal.SIGKILL)", [None, -9], [1]),
-        # Only its agent got SIGTERM from elsewhere if it was to end.
-        ("os.kill(os.getpid(), signal.SIGTERM)", [None, -15], [1]),
-    ],
-)
+@pytest.mark.parametrize(("text", "codes", "died_first"), [
+    ("sys.exit(7)", [None, 7], [1]),
+    ("os.kill(os.getpid(), signal.SIGKILL)", [None, -9], [1]),
+    # Only its agent got SIGTERM from elsewhere if it was to end.
+    ("os.kill(os.getpid(), signal.SIGTERM)", [None, -15], [1]),
+])  # fmt: skip
 def test_a_rank_that_fails_ends_the_run(text, codes, died_first, hands, program):
     ended = hands.launch(program(f"if rank == 1:\n    {text}\ntime.sleep(600)"))
     assert (ended.exit_codes, ended.died_first, ended.broken) == (codes, died_first, None)
@@ -199,14 +196,10 @@ def test_a_rank_that_hangs_leaves_its_stack_and_a_stopped_one_is_named(hands, pr
     assert not find_running(ended.pids)
 
 
-@pytest.mark.parametrize(
-    ("act", "broken"),
-    [
-        (lambda agent: agent.kill(), "127.0.0.1, with rank 1, was lost: the connection to its agent ended"),
-        (lambda agent: agent.terminate(), "rank 1 was terminated on its own host; was its agent ended?"),
-    ],
-    ids=["killed", "ended by somebody"],
-)
+@pytest.mark.parametrize(("act", "broken"), [
+    (lambda agent: agent.kill(), "127.0.0.1, with rank 1, was lost: the connection to its agent ended"),
+    (lambda agent: agent.terminate(), "rank 1 was terminated on its own host; was its agent ended?"),
+], ids=["killed", "ended by somebody"])  # fmt: skip
 def test_an_agent_that_is_gone_is_a_lost_node(act, broken, hands, program):
     """The other ranks end within seconds, and no process is left."""
     begin_s = []
@@ -362,18 +355,14 @@ def test_who_does_not_prove_the_key_is_told_nothing(group):
     assert [agent.link for agent in group.agents] == [None, None]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        (1 << 31).to_bytes(4, "big"),
-        b"\0\0\0\2[]",
-        b'\0\0\0\x0f{"type":"start"}'[:19],
-        b"\0\0\0\x12" + b'{"type":"pickles"}',
-        b"\0\0\0\x2b" + b'{"type":"exit","rank":"1","terminated":true}'[:43],
-        b"",
-    ],
-    ids=["too long", "no object", "half", "unknown", "of a wrong type", "cut"],
-)
+@pytest.mark.parametrize("content", [
+    (1 << 31).to_bytes(4, "big"),
+    b"\0\0\0\2[]",
+    b'\0\0\0\x0f{"type":"start"}'[:19],
+    b"\0\0\0\x12" + b'{"type":"pickles"}',
+    b"\0\0\0\x2b" + b'{"type":"exit","rank":"1","terminated":true}'[:43],
+    b"",
+], ids=["too long", "no object", "half", "unknown", "of a wrong type", "cut"])  # fmt: skip
 def test_an_agent_that_says_anything_else_is_lost(content, group):
     connected = link.connect(group.listen([FIRST, SECOND]), group.key)
     connected.send(link.Hello(SECOND, "a host"))

@@ -127,21 +127,18 @@ def test_the_interface_to_other_hosts(monkeypatch):
         assert rank_environment.interface_variables(hardware, list(hosts), rank) == expected
 
 
-@pytest.mark.parametrize(
-    ("interface", "resolved", "expected"),
-    [
-        (None, ["10.0.0.7"], "10.0.0.7"),  # other networks of this host are left out
-        ("ib0", ["10.0.0.7"], "10.0.0.7"),  # where the name leads is where the others come from
-        (None, ["127.0.1.1"], ""),  # Debian's own name, which other hosts resolve to something else
-        (None, ["10.0.0.99"], ""),  # translated on the way
-        (None, ["10.0.0.7", "10.1.0.7"], ""),
-        ("ib0", ["10.0.0.7", "10.1.0.7"], "10.1.0.7"),
-        (None, [], ""),
-        (None, ["10.0.0.7", "2001:db8::7"], "10.0.0.7"),
-        (None, ["2001:db8::7"], "2001:db8::7"),
-        (None, ["2001:db8::99"], ""),
-    ],
-)
+@pytest.mark.parametrize(("interface", "resolved", "expected"), [
+    (None, ["10.0.0.7"], "10.0.0.7"),  # other networks of this host are left out
+    ("ib0", ["10.0.0.7"], "10.0.0.7"),  # where the name leads is where the others come from
+    (None, ["127.0.1.1"], ""),  # Debian's own name, which other hosts resolve to something else
+    (None, ["10.0.0.99"], ""),  # translated on the way
+    (None, ["10.0.0.7", "10.1.0.7"], ""),
+    ("ib0", ["10.0.0.7", "10.1.0.7"], "10.1.0.7"),
+    (None, [], ""),
+    (None, ["10.0.0.7", "2001:db8::7"], "10.0.0.7"),
+    (None, ["2001:db8::7"], "2001:db8::7"),
+    (None, ["2001:db8::99"], ""),
+])  # fmt: skip
 def test_rank_0_listens_where_its_name_leads(interface, resolved, expected, monkeypatch):
     def look_up(*words):
         if not resolved:
@@ -184,16 +181,13 @@ def test_ranks_of_one_host_have_different_ports_also_of_a_firewall():
             placement.parse_ports(wrong)
 
 
-@pytest.mark.parametrize(
-    ("text", "low", "high"),
-    [
-        ("32768\t60999\n", 20_000, 32_767),
-        ("1024\t60999\n", 61_000, 65_535),
-        ("1024\t65535\n", 20_000, 65_535),  # no port is outside
-        ("", 20_000, 32_767),
-        ("40000\t50000\n", 20_000, 32_767),  # hosts that are set up otherwise have Linux's range
-    ],
-)
+@pytest.mark.parametrize(("text", "low", "high"), [
+    ("32768\t60999\n", 20_000, 32_767),
+    ("1024\t60999\n", 61_000, 65_535),
+    ("1024\t65535\n", 20_000, 65_535),  # no port is outside
+    ("", 20_000, 32_767),
+    ("40000\t50000\n", 20_000, 32_767),  # hosts that are set up otherwise have Linux's range
+])  # fmt: skip
 def test_ports_are_outside_the_ephemeral_range(text, low, high, tmp_path, monkeypatch):
     monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path)
     path = tmp_path / rank_environment.EPHEMERAL_PORTS

@@ -93,14 +93,10 @@ def test_states_of_processes(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("measure", "timeout", "least_s"),
-    [
-        ({"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5}, None, 3.5),
-        ({"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5}, "not over after 1.5 s (measure.timeout_s)", 1.5),
-    ],
-    ids=["progress postpones hang_s", "timeout_s in spite of progress"],
-)
+@pytest.mark.parametrize(("measure", "timeout", "least_s"), [
+    ({"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5}, None, 3.5),
+    ({"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5}, "not over after 1.5 s (measure.timeout_s)", 1.5),
+], ids=["progress postpones hang_s", "timeout_s in spite of progress"])  # fmt: skip
 def test_a_run_that_makes_progress_ends_at_its_limit(measure, timeout, least_s, tmp_path, monkeypatch):
     """One that hangs is in tests/faults."""
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.05)

@@ -80,28 +80,25 @@ NO_CUDA = f"{BUILT}without CUDA, and would average gradients on GPUs before they
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("features", "framework", "backend", "launcher", "device", "reason"),
-    [
-        ("mpi gloo", "torch", "gloo", "local", "cpu", None),
-        ("mpi gloo", "torch", "mpi", "mpi", "cpu", None),
-        ("mpi gloo", "tensorflow", "auto", "local", "cpu", None),
-        ("mpi gloo", "torch", "nccl", "local", "cuda", NO_NCCL),
-        ("mpi gloo", "tensorflow", "nccl", "local", "cuda", NO_TENSORFLOW_NCCL),
-        ("mpi gloo nccl cuda", "torch", "nccl", "mpi", "cuda", None),
-        ("gloo nccl", "torch", "nccl", "mpi", "cuda", NO_MPI),
-        ("gloo", "torch", None, "mpi", "cpu", NO_MPI),
-        ("mpi", "torch", "auto", "local", "cpu", NO_GLOO),
-        ("mpi gloo nccl cuda", "torch", "gloo", "local", "cuda", f"{ALL_OVER_NCCL} Gloo "),
-        ("mpi gloo nccl cuda", "torch", "mpi", "mpi", "cuda", f"{ALL_OVER_NCCL} MPI "),
-        ("mpi gloo nccl cuda", "torch", "gloo", "local", "cpu", None),
-        # One without CUDA does not wait for gradients on GPUs; TensorFlow copies tensors of operations on CPUs itself.
-        ("gloo", "torch", "gloo", "local", "cuda", NO_CUDA),
-        ("gloo cuda", "torch", "gloo", "local", "cuda", None),
-        ("gloo", "tensorflow", "gloo", "local", "cuda", None),
-        ("gloo", "torch", "gloo", "local", "cpu", None),
-    ],
-)
+@pytest.mark.parametrize(("features", "framework", "backend", "launcher", "device", "reason"), [
+    ("mpi gloo", "torch", "gloo", "local", "cpu", None),
+    ("mpi gloo", "torch", "mpi", "mpi", "cpu", None),
+    ("mpi gloo", "tensorflow", "auto", "local", "cpu", None),
+    ("mpi gloo", "torch", "nccl", "local", "cuda", NO_NCCL),
+    ("mpi gloo", "tensorflow", "nccl", "local", "cuda", NO_TENSORFLOW_NCCL),
+    ("mpi gloo nccl cuda", "torch", "nccl", "mpi", "cuda", None),
+    ("gloo nccl", "torch", "nccl", "mpi", "cuda", NO_MPI),
+    ("gloo", "torch", None, "mpi", "cpu", NO_MPI),
+    ("mpi", "torch", "auto", "local", "cpu", NO_GLOO),
+    ("mpi gloo nccl cuda", "torch", "gloo", "local", "cuda", f"{ALL_OVER_NCCL} Gloo "),
+    ("mpi gloo nccl cuda", "torch", "mpi", "mpi", "cuda", f"{ALL_OVER_NCCL} MPI "),
+    ("mpi gloo nccl cuda", "torch", "gloo", "local", "cpu", None),
+    # One without CUDA does not wait for gradients on GPUs; TensorFlow copies tensors of operations on CPUs itself.
+    ("gloo", "torch", "gloo", "local", "cuda", NO_CUDA),
+    ("gloo cuda", "torch", "gloo", "local", "cuda", None),
+    ("gloo", "tensorflow", "gloo", "local", "cuda", None),
+    ("gloo", "torch", "gloo", "local", "cpu", None),
+])  # fmt: skip
 def test_a_rank_refuses_what_its_build_cannot_carry(features, framework, backend, launcher, device, reason):
     made = spec("horovod", launcher, backend)
     made.config.strategy.framework, made.device = framework, device
@@ -198,15 +195,12 @@ RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "message_bytes", "phases_us"),
-    [
-        ("horovod_nccl_fused", [2600], {"negotiate_s": 100, "queue_s": 50, "memcpy_s": 30, "allreduce_s": 200}),
-        ("horovod_nccl_unfused", [2560, 40], {"negotiate_s": 100, "queue_s": 214, "memcpy_s": 0, "allreduce_s": 251}),
-        # NCCL within the nodes, then MPI between them: it is NCCL's message, and its seconds reach to the last part.
-        ("horovod_hierarchical", [2600], {"negotiate_s": 100, "queue_s": 20, "memcpy_s": 90, "allreduce_s": 480}),
-    ],
-)
+@pytest.mark.parametrize(("name", "message_bytes", "phases_us"), [
+    ("horovod_nccl_fused", [2600], {"negotiate_s": 100, "queue_s": 50, "memcpy_s": 30, "allreduce_s": 200}),
+    ("horovod_nccl_unfused", [2560, 40], {"negotiate_s": 100, "queue_s": 214, "memcpy_s": 0, "allreduce_s": 251}),
+    # NCCL within the nodes, then MPI between them: it is NCCL's message, and its seconds reach to the last part.
+    ("horovod_hierarchical", [2600], {"negotiate_s": 100, "queue_s": 20, "memcpy_s": 90, "allreduce_s": 480}),
+])  # fmt: skip
 def test_timelines_of_gpus(name, message_bytes, phases_us):
     observed = read_timeline(read_json(RECORDINGS / f"{name}.json"), 2)
     assert (observed.backend, observed.message_bytes) == ("nccl", message_bytes)

@@ -28,20 +28,17 @@ def plan(*words):
     return resolve(compose_config(["hardware=cpu", "gpus=2", *words]))
 
 
-@pytest.mark.parametrize(
-    ("words", "rendered"),
-    [
-        (["script.args.batch-size=32", "script.args.lr=0.1"], "--batch-size 32 --lr 0.1"),
-        (["script.args.b=32", "script.args.amp=true", "script.args.log=false", "script.args.x=null"], "-b 32 --amp"),
-        (["script.args.layers=[1,2]", "script.style=equals"], "--layers=1 --layers=2"),
-        (["script.args.layers=[1,2]"], "--layers 1 2"),
-        (["script.args.model.width=8", "script.style=hydra"], "model={'width': 8}"),
-        (["script.fixed=[fit,'--data=a b']", "script.args.seed=@seed", "seed=7"], "fit --data=a b --seed 7"),
-        (["script.args.devices=@gpus_per_node", "script.args.out=@folder/out"], "--devices 2 --out /run/out"),
-        (["script.args.bs=@batch", "train.batch_per_device=16"], "--bs 16"),
-        (["script.args.bs=@batch", "train.global_batch=64", "scaling=strong"], "--bs 32"),
-    ],
-)
+@pytest.mark.parametrize(("words", "rendered"), [
+    (["script.args.batch-size=32", "script.args.lr=0.1"], "--batch-size 32 --lr 0.1"),
+    (["script.args.b=32", "script.args.amp=true", "script.args.log=false", "script.args.x=null"], "-b 32 --amp"),
+    (["script.args.layers=[1,2]", "script.style=equals"], "--layers=1 --layers=2"),
+    (["script.args.layers=[1,2]"], "--layers 1 2"),
+    (["script.args.model.width=8", "script.style=hydra"], "model={'width': 8}"),
+    (["script.fixed=[fit,'--data=a b']", "script.args.seed=@seed", "seed=7"], "fit --data=a b --seed 7"),
+    (["script.args.devices=@gpus_per_node", "script.args.out=@folder/out"], "--devices 2 --out /run/out"),
+    (["script.args.bs=@batch", "train.batch_per_device=16"], "--bs 16"),
+    (["script.args.bs=@batch", "train.global_batch=64", "scaling=strong"], "--bs 32"),
+])  # fmt: skip
 def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_path):
     if "model=" in rendered:  # a key with a dot is a group
         with pytest.raises(InputError, match="should be a value or a list"):
@@ -52,35 +49,32 @@ def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_pat
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["script=trian.py"], "script=trian.py: no such file; did you mean train.py?"),
-        (["script=pkg"], "script=pkg is a folder: name the file that trains"),
-        (["script=broken.py"], r"script=broken.py: .*broken.py, line 2: invalid syntax"),
-        (["script='-m pkg..train'"], "script=-m pkg..train should be a file, or -m PACKAGE.MODULE"),
-        (["script=train.py", "model=resnet50"], "trains its own model and data, in its own way: leave out model=resn"),
-        (["script=train.py", "train.precision=bfloat16"], "leave out train.precision=bfloat16"),
-        (["script=train.py", "measure.search=max_batch"], "leave out measure.search=max_batch"),
-        (["script=train.py", "script.args.n=@gpu"], r"script.args.n=@gpu: no placeholder '@gpu'; did you mean"),
-        (["script=train.py", "script.args.bs=@batch"], "@batch stands for train.batch_per_device"),
-        (["script=train.py", "script.args.api_key=1"], "script.args.api_key looks like a secret and would be in the"),
-        (["script=train.py", "script.fixed=['--token','x']"], "the argument --token looks like a secret"),
-        (["script="], "script= names no file: name the file that trains"),
-        (["script=-m no_such.train"], "script=-m no_such.train: no module no_such in"),
-        (["script=train.py", "script.folder=none"], "script.folder=none: no such folder"),
-        (["script=train.py", "script.step=epoch"], "script.step=epoch: no such value 'epoch'"),
-        (["strategy=script"], "strategy=script trains by a program of yours: name it with script=train.py"),
-        (["script=train.py", "strategy=ddp"], "leave out strategy=ddp"),
-        (["script=train.py", "script.command=python train.py"], "script.command names its program itself: leave out"),
-        (["script.command=torchrun trian.py"], "script=trian.py: no such file; did you mean train.py?"),
-        (["script.command=bash run.sh"], "script.command=bash run.sh starts no file NAME.py and no -m MODULE"),
-        (["script.command=python 'train.py"], "script.command=python 'train.py: no closing quotation"),
-        (["script.command=torchrun --n=@gpu train.py"], "no placeholder '@gpu'; did you mean"),
-        (["script.command=python train.py", "model=resnet50"], "leave out model=resnet50"),
-        (["script.command=python train.py", "strategy.launcher=mpi"], "leave out strategy.launcher=mpi"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    (["script=trian.py"], "script=trian.py: no such file; did you mean train.py?"),
+    (["script=pkg"], "script=pkg is a folder: name the file that trains"),
+    (["script=broken.py"], r"script=broken.py: .*broken.py, line 2: invalid syntax"),
+    (["script='-m pkg..train'"], "script=-m pkg..train should be a file, or -m PACKAGE.MODULE"),
+    (["script=train.py", "model=resnet50"], "trains its own model and data, in its own way: leave out model=resn"),
+    (["script=train.py", "train.precision=bfloat16"], "leave out train.precision=bfloat16"),
+    (["script=train.py", "measure.search=max_batch"], "leave out measure.search=max_batch"),
+    (["script=train.py", "script.args.n=@gpu"], r"script.args.n=@gpu: no placeholder '@gpu'; did you mean"),
+    (["script=train.py", "script.args.bs=@batch"], "@batch stands for train.batch_per_device"),
+    (["script=train.py", "script.args.api_key=1"], "script.args.api_key looks like a secret and would be in the"),
+    (["script=train.py", "script.fixed=['--token','x']"], "the argument --token looks like a secret"),
+    (["script="], "script= names no file: name the file that trains"),
+    (["script=-m no_such.train"], "script=-m no_such.train: no module no_such in"),
+    (["script=train.py", "script.folder=none"], "script.folder=none: no such folder"),
+    (["script=train.py", "script.step=epoch"], "script.step=epoch: no such value 'epoch'"),
+    (["strategy=script"], "strategy=script trains by a program of yours: name it with script=train.py"),
+    (["script=train.py", "strategy=ddp"], "leave out strategy=ddp"),
+    (["script=train.py", "script.command=python train.py"], "script.command names its program itself: leave out"),
+    (["script.command=torchrun trian.py"], "script=trian.py: no such file; did you mean train.py?"),
+    (["script.command=bash run.sh"], "script.command=bash run.sh starts no file NAME.py and no -m MODULE"),
+    (["script.command=python 'train.py"], "script.command=python 'train.py: no closing quotation"),
+    (["script.command=torchrun --n=@gpu train.py"], "no placeholder '@gpu'; did you mean"),
+    (["script.command=python train.py", "model=resnet50"], "leave out model=resnet50"),
+    (["script.command=python train.py", "strategy.launcher=mpi"], "leave out strategy.launcher=mpi"),
+])  # fmt: skip
 def test_what_cannot_be_started_is_refused_in_one_line(words, line):
     with pytest.raises(InputError, match=line if ".*" in line else re.escape(line)):
         plan(*words)

@@ -116,14 +116,11 @@ def test_fit_waits_for_no_result_between_steps(strategy, source, monkeypatch):
     assert threading.current_thread() not in fetching
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        BARE,
-        pytest.param(MIRRORED, marks=pytest.mark.slow),
-        pytest.param((*BARE, "dataset.prefetch=queue"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("words", [
+    BARE,
+    pytest.param(MIRRORED, marks=pytest.mark.slow),
+    pytest.param((*BARE, "dataset.prefetch=queue"), marks=pytest.mark.slow),
+])  # fmt: skip
 def test_same_losses_as_the_plain_loop(strategy, source, words):
     """Over the end of an epoch, and over the end of a training; each batch is drawn once, but for those ahead."""
     fit, plain = strategy(*words, FIT), strategy(*BARE)

@@ -32,18 +32,15 @@ def test_parts_differ_by_at_most_one_sample(samples, sizes):
     assert float(products) == pytest.approx(sum(x[0] * sum(y) for x, y in found))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        BARE,
-        MIRRORED,
-        ("strategy=central_storage_device", "gpus=2"),
-        pytest.param(("strategy=mirrored_hierarchical", "gpus=2"), marks=pytest.mark.slow),
-        pytest.param(("strategy=central_storage_cpu", "gpus=2"), marks=pytest.mark.slow),
-        pytest.param((*BARE, "train.compile=true"), marks=pytest.mark.slow),
-        pytest.param((*MIRRORED, "train.compile=true"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("words", [
+    BARE,
+    MIRRORED,
+    ("strategy=central_storage_device", "gpus=2"),
+    pytest.param(("strategy=mirrored_hierarchical", "gpus=2"), marks=pytest.mark.slow),
+    pytest.param(("strategy=central_storage_cpu", "gpus=2"), marks=pytest.mark.slow),
+    pytest.param((*BARE, "train.compile=true"), marks=pytest.mark.slow),
+    pytest.param((*MIRRORED, "train.compile=true"), marks=pytest.mark.slow),
+])  # fmt: skip
 def test_accumulated_steps_equal_full_steps(strategy, source, words):
     """Over the smaller last batch of an epoch, whose parts are of other sizes; traced once, exchanged once."""
     one = strategy(*words, "train.accumulate=3")

@@ -49,18 +49,15 @@ def space(start_ns=START_NS, from_ns=0):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("events", "on_gpus", "backend"),
-    [
-        ({"cuda": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"]}, True, "nccl"),
-        ({"cpu": ["NcclAllReduce:NcclAllReduce", "AddN:AddN"]}, True, "nccl"),
-        ({"cpu": ["step/Reduce:CollectiveReduceV2", "ncclAllReduce"]}, True, "nccl"),
-        ({"cpu": ["step/Reduce:CollectiveReduceV2"], "cuda": ["sgemm"]}, True, "ring"),
-        ({"cpu": ["step/Reduce:CollectiveReduceV2"]}, False, "ring"),
-        ({"cpu": ["step/Reduce:CollectiveReduceV2"]}, True, None),
-        ({"cpu": ["other:Add"]}, True, "nothing"),
-    ],
-)
+@pytest.mark.parametrize(("events", "on_gpus", "backend"), [
+    ({"cuda": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"]}, True, "nccl"),
+    ({"cpu": ["NcclAllReduce:NcclAllReduce", "AddN:AddN"]}, True, "nccl"),
+    ({"cpu": ["step/Reduce:CollectiveReduceV2", "ncclAllReduce"]}, True, "nccl"),
+    ({"cpu": ["step/Reduce:CollectiveReduceV2"], "cuda": ["sgemm"]}, True, "ring"),
+    ({"cpu": ["step/Reduce:CollectiveReduceV2"]}, False, "ring"),
+    ({"cpu": ["step/Reduce:CollectiveReduceV2"]}, True, None),
+    ({"cpu": ["other:Add"]}, True, "nothing"),
+])  # fmt: skip
 def test_a_profiler_without_the_gpus_does_not_take_nccl_for_a_ring(events, on_gpus, backend):
     lines = [Line("", device, [Event(name, 0, 1) for name in names]) for device, names in events.items()]
     types = {"Reduce": "CollectiveReduceV2"}

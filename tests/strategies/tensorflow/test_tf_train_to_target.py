@@ -55,17 +55,14 @@ def test_the_scaling_rule_applies_to_the_initial_rate(strategy):
     assert float(one.optimizer.learning_rate) == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(
-    ("ways", "kind"),
-    [
-        ((BARE, (*BARE, FIT)), "dropout"),
-        pytest.param((BARE,), "statistics", marks=pytest.mark.slow),
-        pytest.param(((*BARE, "dataset.feed=device"),), "dropout", marks=pytest.mark.slow),
-        pytest.param(((*BARE, "dataset.prefetch=queue"),), "dropout", marks=pytest.mark.slow),
-        pytest.param((MIRRORED,), "dropout", marks=pytest.mark.slow),
-        pytest.param(((*MIRRORED, FIT),), "statistics", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("ways", "kind"), [
+    ((BARE, (*BARE, FIT)), "dropout"),
+    pytest.param((BARE,), "statistics", marks=pytest.mark.slow),
+    pytest.param(((*BARE, "dataset.feed=device"),), "dropout", marks=pytest.mark.slow),
+    pytest.param(((*BARE, "dataset.prefetch=queue"),), "dropout", marks=pytest.mark.slow),
+    pytest.param((MIRRORED,), "dropout", marks=pytest.mark.slow),
+    pytest.param(((*MIRRORED, FIT),), "statistics", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_evaluation_during_training_changes_nothing(strategy, pictures, ways, kind):
     """Neither what is dropped next, nor weights and moving statistics; and it finds what it would find by itself."""
     blind = strategy(*ways[0], *IMAGES[kind], "train.learning_rate=0.01")

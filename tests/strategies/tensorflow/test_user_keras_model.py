@@ -72,18 +72,15 @@ INPUT = keras.Input((200, 3))
 POSITIONS = keras.layers.Dense(4)(INPUT)  # 200 x 3 x 4 multiply-adds
 
 
-@pytest.mark.parametrize(
-    ("layer", "multiply_adds"),
-    [
-        (keras.layers.Conv1D(6, 5, strides=5), 40 * 5 * 4 * 6),
-        (keras.layers.SeparableConv1D(6, 3), 198 * (3 * 4 + 4 * 6)),
-        (keras.layers.Dense(7, use_bias=False), 200 * 4 * 7),
-        (keras.layers.LSTM(3), None),
-        (keras.layers.Conv1DTranspose(2, 3), None),
-        (lambda x: keras.layers.MultiHeadAttention(2, 3)(x, x), 200 * 4 * 6 * 4 + 2 * 2 * 200 * 200 * 3),
-        (keras.layers.BatchNormalization(), 0),
-    ],
-)
+@pytest.mark.parametrize(("layer", "multiply_adds"), [
+    (keras.layers.Conv1D(6, 5, strides=5), 40 * 5 * 4 * 6),
+    (keras.layers.SeparableConv1D(6, 3), 198 * (3 * 4 + 4 * 6)),
+    (keras.layers.Dense(7, use_bias=False), 200 * 4 * 7),
+    (keras.layers.LSTM(3), None),
+    (keras.layers.Conv1DTranspose(2, 3), None),
+    (lambda x: keras.layers.MultiHeadAttention(2, 3)(x, x), 200 * 4 * 6 * 4 + 2 * 2 * 200 * 200 * 3),
+    (keras.layers.BatchNormalization(), 0),
+])  # fmt: skip
 def test_flops_are_counted(layer, multiply_adds):
     model = keras.Model(INPUT, layer(POSITIONS))
     traced = tf.function(lambda x: model(x, training=False), autograph=False)

@@ -34,20 +34,17 @@ def name_blocks(module, *names):
     return module
 
 
-@pytest.mark.parametrize(
-    ("make", "count"),
-    [
-        (lambda: Blocks(3), 3),
-        (lambda: nn.Sequential(*(Block(8) for _ in range(2))), 2),
-        (lambda: nn.Sequential(Block(8)), 0),  # nothing is repeated
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), 0),  # single layers
-        (lambda: nn.Sequential(Block(8), Blocks(1)), 0),  # members of two classes
-        (lambda: nn.ModuleList([Blocks(2), Blocks(2)]), 2),  # the outermost ones
-        (lambda: share_weight(Blocks(3)), 0),  # a weight inside and outside of a block
-        (lambda: name_blocks(Blocks(3), "MultiheadAttention"), 3),  # as Hugging Face's models say it
-        (lambda: name_blocks(nn.Sequential(Block(8), Blocks(1)), "Block", "Unknown"), 2),
-    ],
-)
+@pytest.mark.parametrize(("make", "count"), [
+    (lambda: Blocks(3), 3),
+    (lambda: nn.Sequential(*(Block(8) for _ in range(2))), 2),
+    (lambda: nn.Sequential(Block(8)), 0),  # nothing is repeated
+    (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), 0),  # single layers
+    (lambda: nn.Sequential(Block(8), Blocks(1)), 0),  # members of two classes
+    (lambda: nn.ModuleList([Blocks(2), Blocks(2)]), 2),  # the outermost ones
+    (lambda: share_weight(Blocks(3)), 0),  # a weight inside and outside of a block
+    (lambda: name_blocks(Blocks(3), "MultiheadAttention"), 3),  # as Hugging Face's models say it
+    (lambda: name_blocks(nn.Sequential(Block(8), Blocks(1)), "Block", "Unknown"), 2),
+])  # fmt: skip
 def test_blocks_of_a_module(make, count):
     assert len(find_blocks(make())) == count
 

@@ -75,22 +75,19 @@ def test_a_generator_of_dicts_reaches_a_module_of_the_user_as_it_is(open_loader)
     assert loader.first.targets is None and loader.first.map(torch.neg).inputs["numbers"][1, 0] == -1
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "line"),
-    [
-        ("nothing", {}, "gives None: return a DataLoader, or another iterable of batches"),
-        ("empty", {}, "ends without a batch in epoch 1: it has fewer samples than a batch"),
-        ("small", {}, "gives a first batch of 7 samples, and 20 are asked for: use its argument `batch`"),
-        ("no_arguments", {}, r"cannot be called with \(rank, world_size, batch, seed, \*\*{}\): too many positional"),
-        ("missing", {}, "has no 'missing'|no function|has no attribute 'missing'"),
-        (
-            "pairs",
-            {"shape": [3, 32, 32], "targets": [], "kind": "int64"},
-            r"gives float32 \(20, 3, 32, 32\) and int64 \(20,\); model=materials_cnn takes floats \(n, 200, 3\) and "
-            r"floats \(n, 2\)$",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "line"), [
+    ("nothing", {}, "gives None: return a DataLoader, or another iterable of batches"),
+    ("empty", {}, "ends without a batch in epoch 1: it has fewer samples than a batch"),
+    ("small", {}, "gives a first batch of 7 samples, and 20 are asked for: use its argument `batch`"),
+    ("no_arguments", {}, r"cannot be called with \(rank, world_size, batch, seed, \*\*{}\): too many positional"),
+    ("missing", {}, "has no 'missing'|no function|has no attribute 'missing'"),
+    (
+        "pairs",
+        {"shape": [3, 32, 32], "targets": [], "kind": "int64"},
+        r"gives float32 \(20, 3, 32, 32\) and int64 \(20,\); model=materials_cnn takes floats \(n, 200, 3\) and "
+        r"floats \(n, 2\)$",
+    ),
+])  # fmt: skip
 def test_what_cannot_be_trained_on_is_refused_in_one_line(open_loader, name, options, line):
     with pytest.raises(PluginError, match=line) as caught:
         open_loader(name, dataset={"options": options})
@@ -130,21 +127,16 @@ def test_a_run_draws_in_its_steps_and_leaves_no_process(tmp_path, strategy, name
     assert not [command for command in commands if str(tmp_path) in command]
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"dataset.builder": f"{LOADERS}:same"}, "dataset.builder has no effect on the batches of dataset.loader="),
-        ({"dataset.feed": "device"}, "dataset.feed=device has no effect on the batches of dataset.loader="),
-        ({"dataset.workers": 2}, "dataset.workers is of pictures that are decoded during training"),
-        ({"train.stop.epochs": 1}, "a training to train.stop evaluates validation samples"),
-        ({"dataset.name": "random"}, "dataset=random has its samples already: dataset.loader is for dataset=custom"),
-        ({"dataset.loader": f"{LOADERS}:sane"}, "no function in .*; did you mean 'same'?"),
-        (
-            {"model.name": "custom", "model.torch": f"{LOADERS}:OneDict", "model.loss": "auto"},
-            "model.loss=auto follows from the targets, and those of dataset.loader=.* are first seen in the ranks",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "line"), [
+    ({"dataset.builder": f"{LOADERS}:same"}, "dataset.builder has no effect on the batches of dataset.loader="),
+    ({"dataset.feed": "device"}, "dataset.feed=device has no effect on the batches of dataset.loader="),
+    ({"dataset.workers": 2}, "dataset.workers is of pictures that are decoded during training"),
+    ({"train.stop.epochs": 1}, "a training to train.stop evaluates validation samples"),
+    ({"dataset.name": "random"}, "dataset=random has its samples already: dataset.loader is for dataset=custom"),
+    ({"dataset.loader": f"{LOADERS}:sane"}, "no function in .*; did you mean 'same'?"),
+    ({"model.name": "custom", "model.torch": f"{LOADERS}:OneDict", "model.loss": "auto"},
+     "model.loss=auto follows from the targets, and those of dataset.loader=.* are first seen in the ranks"),
+])  # fmt: skip
 def test_settings_without_effect_are_refused_before_a_run(changes, line):
     keys = {"dataset.name": "custom", "dataset.loader": f"{LOADERS}:same", "model.loss": "mse"} | changes
     config = copy.deepcopy(make_config())  # whose parts others use

@@ -81,28 +81,24 @@ GPU, CPU = torch.device("cuda", 3), torch.device("cpu")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        ((choose_backend, "auto", "cuda"), "nccl"),
-        ((choose_backend, None, "cuda"), "nccl"),
-        ((choose_backend, "gloo", "cuda"), "gloo"),
-        ((choose_backend, "auto", "cpu"), "gloo"),
-        ((choose_backend, "nccl", "cpu"), "nccl"),
-        ((choose_device_ids, GPU), [3]),
-        ((choose_device_ids, CPU), None),
-        ((choose_bound_device, "nccl", GPU), GPU),
-        ((choose_bound_device, "gloo", GPU), None),
-        ((choose_bound_device, "gloo", CPU), None),
-        ((choose_trainer_devices, "cuda", [3, 1]), {"accelerator": "gpu", "devices": [3, 1]}),
-        ((choose_trainer_devices, "cpu", [3, 1]), {"accelerator": "cpu", "devices": 2}),
-        ((choose_engine_arguments, GPU), SimpleNamespace(device_rank=3)),
-        ((choose_engine_arguments, CPU), None),
-        ((choose_activities, True), [ProfilerActivity.CPU, ProfilerActivity.CUDA]),
-        ((choose_activities, False), [ProfilerActivity.CPU]),
-    ],
-    ids=lambda value: value[0].__name__ if isinstance(value, tuple) else str(value),
-)
+@pytest.mark.parametrize(("chosen", "expected"), [
+    ((choose_backend, "auto", "cuda"), "nccl"),
+    ((choose_backend, None, "cuda"), "nccl"),
+    ((choose_backend, "gloo", "cuda"), "gloo"),
+    ((choose_backend, "auto", "cpu"), "gloo"),
+    ((choose_backend, "nccl", "cpu"), "nccl"),
+    ((choose_device_ids, GPU), [3]),
+    ((choose_device_ids, CPU), None),
+    ((choose_bound_device, "nccl", GPU), GPU),
+    ((choose_bound_device, "gloo", GPU), None),
+    ((choose_bound_device, "gloo", CPU), None),
+    ((choose_trainer_devices, "cuda", [3, 1]), {"accelerator": "gpu", "devices": [3, 1]}),
+    ((choose_trainer_devices, "cpu", [3, 1]), {"accelerator": "cpu", "devices": 2}),
+    ((choose_engine_arguments, GPU), SimpleNamespace(device_rank=3)),
+    ((choose_engine_arguments, CPU), None),
+    ((choose_activities, True), [ProfilerActivity.CPU, ProfilerActivity.CUDA]),
+    ((choose_activities, False), [ProfilerActivity.CPU]),
+], ids=lambda value: value[0].__name__ if isinstance(value, tuple) else str(value))  # fmt: skip
 def test_choices_by_kind_of_device(chosen, expected):
     choose, *arguments = chosen
     assert choose(*arguments) == expected
@@ -174,17 +170,14 @@ def gpus_seen(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("cuda", "driver", "available", "index", "reason"),
-    [
-        (None, None, False, 0, f"PyTorch {torch.__version__} is a build without CUDA: uv pip"),
-        ("13.0", "535.183.01", False, 0, "needs NVIDIA driver 580 or newer, and 535.183.01 is installed: uv pip"),
-        ("13.0", None, False, 0, "sees 0 GPUs and this rank wants number 0"),
-        ("13.0", "535.183.01", True, 1, "has no code for compute capability 7.0, only for sm_75 sm_90: uv pip"),
-        ("13.0", "535.183.01", True, 0, None),  # by the compatibility package of a container
-        ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank wants number 2"),
-    ],
-)
+@pytest.mark.parametrize(("cuda", "driver", "available", "index", "reason"), [
+    (None, None, False, 0, f"PyTorch {torch.__version__} is a build without CUDA: uv pip"),
+    ("13.0", "535.183.01", False, 0, "needs NVIDIA driver 580 or newer, and 535.183.01 is installed: uv pip"),
+    ("13.0", None, False, 0, "sees 0 GPUs and this rank wants number 0"),
+    ("13.0", "535.183.01", True, 1, "has no code for compute capability 7.0, only for sm_75 sm_90: uv pip"),
+    ("13.0", "535.183.01", True, 0, None),  # by the compatibility package of a container
+    ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank wants number 2"),
+])  # fmt: skip
 def test_a_gpu_that_pytorch_cannot_use_is_unsupported(gpus_seen, cuda, driver, available, index, reason):
     gpus_seen(2, driver, cuda, available, capabilities=[(9, 0), (7, 0)])
     if reason is None:
@@ -280,16 +273,13 @@ def images(first=0, last=50, batch=20):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["cifar10_cnn", "resnet20_cifar10"])
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("bare_torch", {}),
-        ("ddp_gloo", {"strategy__options__broadcast_buffers": True}),
-        ("lightning_ddp_gloo", {}),
-        ("bare_torch", {"dataset__feed": "device"}),
-        ("bare_torch", {"dataset__prefetch": "queue", "train__accumulate": 3}),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes"), [
+    ("bare_torch", {}),
+    ("ddp_gloo", {"strategy__options__broadcast_buffers": True}),
+    ("lightning_ddp_gloo", {}),
+    ("bare_torch", {"dataset__feed": "device"}),
+    ("bare_torch", {"dataset__prefetch": "queue", "train__accumulate": 3}),
+])  # fmt: skip
 def test_evaluations_do_not_change_the_training(strategy, name, model, changes):
     """Dropout and batch normalization are the same to the last bit."""
     settings = {"model": model, "train__learning_rate": 0.01, "train__dropout": True, **changes}

@@ -61,14 +61,11 @@ def test_operations_and_memory_that_are_lacking_are_not_measured(strategy, monke
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("mode", "error", "reason"),
-    [
-        ("exclusive_process", None, "the GPU of rank 1 lets one process in"),
-        ("default", "CUDA error: out of memory", "buffers of 64 bytes do not fit"),
-        ("default", "CUDA error: all CUDA-capable devices are busy or unavailable", "buffers of 64 bytes do not fit"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "error", "reason"), [
+    ("exclusive_process", None, "the GPU of rank 1 lets one process in"),
+    ("default", "CUDA error: out of memory", "buffers of 64 bytes do not fit"),
+    ("default", "CUDA error: all CUDA-capable devices are busy or unavailable", "buffers of 64 bytes do not fit"),
+])  # fmt: skip
 def test_a_copy_to_the_gpu_of_another_rank_that_has_no_room_is_not_measured(mode, error, reason, strategy, monkeypatch):
     """The copying process takes memory of its own on the other GPU, which CUDA refuses with a RuntimeError."""
 
@@ -196,23 +193,20 @@ def test_sends_without_a_suitable_group_are_not_measured(strategy):
 PEER, ALL = {(0, 1), (1, 2)}, (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "source", "target", "rank", "nodes", "reason"),
-    [
-        ("peer_one_way", 0, 1, 0, ALL, None),
-        ("peer_one_way", 0, 2, 0, ALL, "CUDA gives the GPU of rank 0 no peer access to that of rank 2"),
-        ("peer_both_ways", 0, 1, 0, ALL, None),
-        ("peer_both_ways", 0, 1, 1, ALL, "CUDA gives the GPU of rank 1 no peer access to that of rank 0"),
-        ("peer_ring", None, None, 2, ALL, "CUDA gives the GPU of rank 2 no peer access to that of rank 0"),
-        ("staged_one_way", 0, 2, 0, ALL, None),
-        ("staged_ring", None, None, 2, ALL, None),
-        ("host_to_device", 0, 0, 0, ALL, None),
-        ("peer_one_way", 0, 1, 0, (0, 0, 1), None),
-        ("peer_one_way", 0, 2, 0, (0, 0, 1), "of its own node only"),
-        ("staged_both_ways", 2, 1, 0, (0, 0, 1), "of its own node only"),
-        ("peer_ring", None, None, 0, (0, 0, 1), "of its own node only"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "source", "target", "rank", "nodes", "reason"), [
+    ("peer_one_way", 0, 1, 0, ALL, None),
+    ("peer_one_way", 0, 2, 0, ALL, "CUDA gives the GPU of rank 0 no peer access to that of rank 2"),
+    ("peer_both_ways", 0, 1, 0, ALL, None),
+    ("peer_both_ways", 0, 1, 1, ALL, "CUDA gives the GPU of rank 1 no peer access to that of rank 0"),
+    ("peer_ring", None, None, 2, ALL, "CUDA gives the GPU of rank 2 no peer access to that of rank 0"),
+    ("staged_one_way", 0, 2, 0, ALL, None),
+    ("staged_ring", None, None, 2, ALL, None),
+    ("host_to_device", 0, 0, 0, ALL, None),
+    ("peer_one_way", 0, 1, 0, (0, 0, 1), None),
+    ("peer_one_way", 0, 2, 0, (0, 0, 1), "of its own node only"),
+    ("staged_both_ways", 2, 1, 0, (0, 0, 1), "of its own node only"),
+    ("peer_ring", None, None, 0, (0, 0, 1), "of its own node only"),
+])  # fmt: skip
 def test_copies_without_access_are_not_measured(monkeypatch, kind, source, target, rank, nodes, reason):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a.index, b.index) in PEER)

@@ -104,14 +104,11 @@ def test_tf32_needs_a_recent_gpu_and_only_the_default_leaves_its_switches(strate
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "capability", "allows_tf32", "expected"),
-    [
-        ("default", (8, 0), True, "nhwc"), ("default", (8, 0), False, "nchw"), ("default", (7, 0), True, "nchw"),
-        ("float32", (9, 0), False, "nchw"), ("tf32", (9, 0), True, "nhwc"), ("float16", (7, 0), False, "nhwc"),
-        ("bfloat16", (8, 6), False, "nhwc"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "capability", "allows_tf32", "expected"), [
+    ("default", (8, 0), True, "nhwc"), ("default", (8, 0), False, "nchw"), ("default", (7, 0), True, "nchw"),
+    ("float32", (9, 0), False, "nchw"), ("tf32", (9, 0), True, "nhwc"), ("float16", (7, 0), False, "nhwc"),
+    ("bfloat16", (8, 6), False, "nhwc"),
+])  # fmt: skip
 def test_the_default_layout_is_that_of_tensor_cores_where_they_are_used(name, capability, allows_tf32, expected):
     train = TrainSpec(precision=name)
     assert precision.select_data_format(train, "cuda", capability, allows_tf32) == expected

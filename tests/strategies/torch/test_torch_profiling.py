@@ -157,27 +157,24 @@ def test_a_profile_on_a_gpu_without_kernels_is_a_reason(strategy, cupti, source,
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("names", "backend", "all_reduces"),
-    [
-        (["aten::add", "gloo:all_reduce"], "gloo", "gloo"),
-        (["gloo:all_reduce", "nccl:all_reduce"], "gloo+nccl", "gloo+nccl"),
-        (["aten::add", "gloo:broadcast", "c10d::allreduce_"], None, None),
-        (["nccl:all_reduce"], "nccl", "nccl"),
-        (["nccl:broadcast"], None, None),
-        (["nccl:_all_gather_base"], "nccl", None),
-        (["gloo:all_reduce", "ncclDevKernel_Broadcast_RING_LL"], "gloo", "gloo"),
-        *(([f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)"], "nccl", backend) for kernel, backend in (
-            ("AllReduce_Sum_f32_TREE_LL", "nccl"), ("AllReduce_Sum_f32_RING_LL", "nccl"), ("AllGather_RING_LL", None),
-            ("ReduceScatter_Sum_bf16_RING_LL", None), ("Reduce_Sum_f32_RING_LL", None), ("SendRecv", None),
-        )),
-        (["ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"], "nccl", "nccl"),
-        (["ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(ncclSymkDevWorkArgs4K)"], "nccl", "nccl"),
-        (["ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)"], "nccl", "nccl"),
-        (["ncclSymDevKernel_AllGather_STMC(ncclSymDevArgs)"], "nccl", None),
-        (["ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"], None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("names", "backend", "all_reduces"), [
+    (["aten::add", "gloo:all_reduce"], "gloo", "gloo"),
+    (["gloo:all_reduce", "nccl:all_reduce"], "gloo+nccl", "gloo+nccl"),
+    (["aten::add", "gloo:broadcast", "c10d::allreduce_"], None, None),
+    (["nccl:all_reduce"], "nccl", "nccl"),
+    (["nccl:broadcast"], None, None),
+    (["nccl:_all_gather_base"], "nccl", None),
+    (["gloo:all_reduce", "ncclDevKernel_Broadcast_RING_LL"], "gloo", "gloo"),
+    *(([f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)"], "nccl", backend) for kernel, backend in (
+        ("AllReduce_Sum_f32_TREE_LL", "nccl"), ("AllReduce_Sum_f32_RING_LL", "nccl"), ("AllGather_RING_LL", None),
+        ("ReduceScatter_Sum_bf16_RING_LL", None), ("Reduce_Sum_f32_RING_LL", None), ("SendRecv", None),
+    )),
+    (["ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"], "nccl", "nccl"),
+    (["ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(ncclSymkDevWorkArgs4K)"], "nccl", "nccl"),
+    (["ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)"], "nccl", "nccl"),
+    (["ncclSymDevKernel_AllGather_STMC(ncclSymDevArgs)"], "nccl", None),
+    (["ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"], None, None),
+])  # fmt: skip
 def test_backends_and_kernels_of_nccl(names, backend, all_reduces):
     """All kernels are communication in a profile, also those that carry no gradients. Only all-reduces count where
     Lightning's broadcast of SIGTERM would pass for the gradients otherwise."""
@@ -191,21 +188,18 @@ def test_backends_and_kernels_of_nccl(names, backend, all_reduces):
 # The names are from NVIDIA/cutlass issues 999 and 2286, pytorch/pytorch pull request 167503, pytorch/xla 6407,
 # karpathy/nanochat 105, pytorch/kineto and openxla/xprof.
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "is_tf32"),
-    [
-        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4>(Params)", True),
-        ("cutlass_tensorop_s1688tf32gemm_256x128_16x3_nn_align4", True),
-        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute_segment_k_off", True),
-        ("cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1", False),
-        ("ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn", False),
-        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn", False),
-        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4", False),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(Params)", False),
-        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_tn", False),
-        ("volta_sgemm_128x32_nt", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "is_tf32"), [
+    ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4>(Params)", True),
+    ("cutlass_tensorop_s1688tf32gemm_256x128_16x3_nn_align4", True),
+    ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute_segment_k_off", True),
+    ("cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1", False),
+    ("ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn", False),
+    ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn", False),
+    ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4", False),
+    ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(Params)", False),
+    ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_tn", False),
+    ("volta_sgemm_128x32_nt", False),
+])  # fmt: skip
 def test_kernels_of_tf32(name, is_tf32):
     assert identify_settings([name], [product(FLOAT)])["precision"] == ("tf32" if is_tf32 else "float32")
 
@@ -227,15 +221,12 @@ ADD = "void at::native::vectorized_elementwise_kernel"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "backend", "kernels", "collective_us"),
-    [
-        ("kineto_nccl", "nccl",
-         [(NCCL_2_12, 1058), (ADD, 161), ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclWorkElem)", 31)], 1089),
-        ("kineto_gloo_gpu", "gloo", [(ADD, 101)], None),
-        ("kineto_v100", None, [("volta_sgemm_128x32_nt", 6), (f"{ADD}<4, at::native::AddFunctor<float>, ", 1)], None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "backend", "kernels", "collective_us"), [
+    ("kineto_nccl", "nccl",
+     [(NCCL_2_12, 1058), (ADD, 161), ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclWorkElem)", 31)], 1089),
+    ("kineto_gloo_gpu", "gloo", [(ADD, 101)], None),
+    ("kineto_v100", None, [("volta_sgemm_128x32_nt", 6), (f"{ADD}<4, at::native::AddFunctor<float>, ", 1)], None),
+])  # fmt: skip
 def test_recorded_profiles_of_gpus(name, backend, kernels, collective_us):
     events = read_recording(name)
     assert identify_backend(each.name for each in events) == backend
@@ -264,13 +255,10 @@ def read_trace(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "steps", "compute_us", "copy_us", "host_wait_us", "kernel_wait_us", "kernels"),
-    [
-        ("kineto_h100_ddp", 5, 262.943, 11.718, 5337.537, 85.518, 56),
-        ("kineto_h100_resnet", 1, 12058.075, 87.43, 45645.116, 1631.837, 1018),
-    ],
-)
+@pytest.mark.parametrize(("name", "steps", "compute_us", "copy_us", "host_wait_us", "kernel_wait_us", "kernels"), [
+    ("kineto_h100_ddp", 5, 262.943, 11.718, 5337.537, 85.518, 56),
+    ("kineto_h100_resnet", 1, 12058.075, 87.43, 45645.116, 1631.837, 1018),
+])  # fmt: skip
 def test_what_an_h100_did_in_a_step(name, steps, compute_us, copy_us, host_wait_us, kernel_wait_us, kernels):
     """materials_cnn at batch 75 under ddp, five steps, and one of ResNet-50 in bfloat16 at batch 32: it waits for its
     host most of the time. A group of one rank has no kernel of NCCL. The sums were also formed by another way, from
@@ -315,26 +303,23 @@ def ran(call, *kernels):
     return call._replace(gpu_kernels=kernels)
 
 
-@pytest.mark.parametrize(
-    ("names", "operations", "settings"),
-    [
-        ([], [conv(FLOAT, IMAGES)], ("float32", "nchw", "none")),
-        ([], [conv(FLOAT, LAST)], ("float32", "nhwc", "none")),
-        (["sm80_xmma_fprop_implicit_gemm_tf32f32_f32"], [product(FLOAT)], ("tf32", None, "none")),
-        (["cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4"], [product(FLOAT)], ("tf32", None, "none")),
-        (["turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn"], [product(FLOAT)], ("float32", None, "none")),
-        (["ampere_sgemm_128x64_tn"], [product(FLOAT)], ("float32", None, "none")),
-        ([TF32_CONV, SMALL_PRODUCT], [ran(conv(FLOAT, IMAGES), TF32_CONV), ran(product(FLOAT), SMALL_PRODUCT)],
-         ("float32+tf32", "nchw", "none")),
-        ([TF32_CONV, "splitK"], [ran(conv(FLOAT, IMAGES), TF32_CONV, "splitK")], ("tf32", "nchw", "none")),
-        ([], [conv(HALF, IMAGES), product(FLOAT)], ("float16+float32", "nchw", "none")),
-        ([], [OperatorCall("aten::convolution", HALF, (2, 1, 8, 8), (64, 1, 8, 1))], ("float16", None, "none")),
-        (["Torch-Compiled Region: 0/0"], [conv(FLOAT, LAST, "mkldnn::_convolution_pointwise")],
-         ("float32", "nhwc", "inductor")),
-        ([], [conv(FLOAT, IMAGES), conv(FLOAT, LAST)], ("float32", "nchw+nhwc", "none")),
-        ([], [product(HALF, "aten::add")], (None, None, "none")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("names", "operations", "settings"), [
+    ([], [conv(FLOAT, IMAGES)], ("float32", "nchw", "none")),
+    ([], [conv(FLOAT, LAST)], ("float32", "nhwc", "none")),
+    (["sm80_xmma_fprop_implicit_gemm_tf32f32_f32"], [product(FLOAT)], ("tf32", None, "none")),
+    (["cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4"], [product(FLOAT)], ("tf32", None, "none")),
+    (["turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn"], [product(FLOAT)], ("float32", None, "none")),
+    (["ampere_sgemm_128x64_tn"], [product(FLOAT)], ("float32", None, "none")),
+    ([TF32_CONV, SMALL_PRODUCT], [ran(conv(FLOAT, IMAGES), TF32_CONV), ran(product(FLOAT), SMALL_PRODUCT)],
+     ("float32+tf32", "nchw", "none")),
+    ([TF32_CONV, "splitK"], [ran(conv(FLOAT, IMAGES), TF32_CONV, "splitK")], ("tf32", "nchw", "none")),
+    ([], [conv(HALF, IMAGES), product(FLOAT)], ("float16+float32", "nchw", "none")),
+    ([], [OperatorCall("aten::convolution", HALF, (2, 1, 8, 8), (64, 1, 8, 1))], ("float16", None, "none")),
+    (["Torch-Compiled Region: 0/0"], [conv(FLOAT, LAST, "mkldnn::_convolution_pointwise")],
+     ("float32", "nhwc", "inductor")),
+    ([], [conv(FLOAT, IMAGES), conv(FLOAT, LAST)], ("float32", "nchw+nhwc", "none")),
+    ([], [product(HALF, "aten::add")], (None, None, "none")),
+])  # fmt: skip
 def test_identify_settings(names, operations, settings):
     expected = dict(zip(("precision", "data_format", "compiler"), settings, strict=True))
     assert identify_settings(names, operations) == {key: value for key, value in expected.items() if value is not None}

@@ -19,15 +19,12 @@ def fault(name, **changes):
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", SLOW_TRAINER])
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("Backward", "fails in its backward pass: ValueError: no gradient"),
-        ("hook", "fails in its backward pass: ValueError: no gradient"),
-        ("step", "fails in Rated.step: ValueError: no second step"),
-        ("scheduler", "fails in LambdaLR.step: IndexError: list index out of range"),
-    ],
-)
+@pytest.mark.parametrize(("function", "reason"), [
+    ("Backward", "fails in its backward pass: ValueError: no gradient"),
+    ("hook", "fails in its backward pass: ValueError: no gradient"),
+    ("step", "fails in Rated.step: ValueError: no second step"),
+    ("scheduler", "fails in LambdaLR.step: IndexError: list index out of range"),
+])  # fmt: skip
 def test_an_error_outside_of_the_forward_pass_names_the_function_and_the_part(strategy, source, name, function, reason):
     with pytest.raises(PluginError, match=f"^model.torch={FAULTS}:{function} {reason}$"):
         run_training(strategy(name, **fault(function)), source(), 3)
@@ -65,13 +62,10 @@ def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain
         bare.set_learning_rate(bare.spec.learning_rate / 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "changes", "reason"),
-    [
-        ("lightning_ddp_gloo", "Module", {"model__loss": "module"}, "has an optimizer whose step does not call"),
-        ("fsdp_gloo", "Sparse", {"train__optimizer": "sgd"}, "has sparse gradients, which this strategy"),
-    ],
-)
+@pytest.mark.parametrize(("name", "function", "changes", "reason"), [
+    ("lightning_ddp_gloo", "Module", {"model__loss": "module"}, "has an optimizer whose step does not call"),
+    ("fsdp_gloo", "Sparse", {"train__optimizer": "sgd"}, "has sparse gradients, which this strategy"),
+])  # fmt: skip
 def test_what_a_step_cannot_do_names_the_way_out(strategy, source, name, function, changes, reason):
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:{function} {reason}"):
         run_training(strategy(name, **fault(function, **changes)), source(), 3)

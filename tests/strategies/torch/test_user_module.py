@@ -114,17 +114,14 @@ def test_steps_are_those_of_a_plain_loop(strategy, source, name):
     assert adapter.model.arrays(True)["calls"] == 6
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "multiply_adds"),
-    [
-        ("Plain", {}, 600 * 16 + 16 * 2),
-        ("Plain", {"train__precision": "bfloat16"}, 600 * 16 + 16 * 2),
-        ("Series", {}, 40 * 4 * 15 + 2 * 40 * 4 * 4 + 160 * 2),
-        ("Transformer", {}, 6 * 4 * 12 + 2 * (2 * 6 * 6 * 2) + 6 * 4 * 4 + 2 * (6 * 4 * 8) + 24 * 2),
-        ("Noisy", {"train__dropout": True}, None),  # of its LSTM nothing would count
-        ("Uncountable", {}, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "multiply_adds"), [
+    ("Plain", {}, 600 * 16 + 16 * 2),
+    ("Plain", {"train__precision": "bfloat16"}, 600 * 16 + 16 * 2),
+    ("Series", {}, 40 * 4 * 15 + 2 * 40 * 4 * 4 + 160 * 2),
+    ("Transformer", {}, 6 * 4 * 12 + 2 * (2 * 6 * 6 * 2) + 6 * 4 * 4 + 2 * (6 * 4 * 8) + 24 * 2),
+    ("Noisy", {"train__dropout": True}, None),  # of its LSTM nothing would count
+    ("Uncountable", {}, None),
+])  # fmt: skip
 def test_flops_are_counted(strategy, name, changes, multiply_adds):
     adapter = strategy("bare_torch", **user_model(name), **changes)
     assert adapter.flops_per_sample() == (None if multiply_adds is None else 6 * multiply_adds)
@@ -304,13 +301,10 @@ def test_tensors_that_are_no_parameters_are_remarked(strategy):
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
-@pytest.mark.parametrize(
-    ("module", "reason"),
-    [
-        ("two_outputs", r"gives a tuple in training: it should give one tensor"),
-        ("two_samples", r"fails: RuntimeError: The size of tensor a \(20\)"),
-    ],
-)
+@pytest.mark.parametrize(("module", "reason"), [
+    ("two_outputs", r"gives a tuple in training: it should give one tensor"),
+    ("two_samples", r"fails: RuntimeError: The size of tensor a \(20\)"),
+])  # fmt: skip
 def test_errors_in_training_name_the_users_function(strategy, source, name, module, reason):
     function, model = user_fault(module)
     adapter = strategy(name, **model)

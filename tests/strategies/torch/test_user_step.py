@@ -153,15 +153,12 @@ def test_parts_of_a_step_add_up_to_it(own_step, kind):
     np.testing.assert_allclose(run_training(adapter, source, 4).losses, train_by_hand(kind, 4), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("steps", "options", "factor"),
-    [
-        (3, {"frequency": 1}, 2**3),
-        (3, {"frequency": 2}, 2),
-        (6, {"frequency": 1, "schedule_ends": "once"}, 1000),  # where a schedule with a number of steps ended
-        (6, {"frequency": 1, "schedule_ends": "second"}, 1000),
-    ],
-)
+@pytest.mark.parametrize(("steps", "options", "factor"), [
+    (3, {"frequency": 1}, 2**3),
+    (3, {"frequency": 2}, 2),
+    (6, {"frequency": 1, "schedule_ends": "once"}, 1000),  # where a schedule with a number of steps ended
+    (6, {"frequency": 1, "schedule_ends": "second"}, 1000),
+])  # fmt: skip
 @pytest.mark.parametrize("name", NAMES)
 def test_schedulers_go_on_with_the_steps(own_step, name, steps, options, factor):
     adapter, source = own_step(name, "Regression", model__options=options)

@@ -30,16 +30,13 @@ def make_tokens(folder, size=300, seed=0, workers=1, length=20, classes=50):
     return cache.open_arrays(synthetic.define_tokens(Config(model=model, dataset=dataset)).ensure(folder, workers))
 
 
-@pytest.mark.parametrize(
-    ("make", "size", "few", "chunk", "workers"),
-    [
-        (make_random, 7, 5, 3, 2),
-        (make_images, 135, 70, synthetic.IMAGE_CHUNK, 1),
-        (make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 1),
-        pytest.param(make_images, 135, 70, synthetic.IMAGE_CHUNK, 2, marks=pytest.mark.slow),
-        pytest.param(make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("make", "size", "few", "chunk", "workers"), [
+    (make_random, 7, 5, 3, 2),
+    (make_images, 135, 70, synthetic.IMAGE_CHUNK, 1),
+    (make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 1),
+    pytest.param(make_images, 135, 70, synthetic.IMAGE_CHUNK, 2, marks=pytest.mark.slow),
+    pytest.param(make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 2, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk, workers):
     one, two = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size, workers=workers)
     fewer = make(tmp_path, size=few)

@@ -131,20 +131,13 @@ def test_the_samples_decide(tmp_path, calls, changes, expected):
     assert (dataset.size, dataset.classes, dataset.dtype, *shapes) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "shapes", "kind", "message"),
-    [
-        ("materials_cnn", {"input_shape": [200, 3], "target_shape": [2]}, "quantities", r"samples of \(4,\)"),
-        ("mlp", {"input_shape": [4], "target_shape": [2]}, "quantities", r"targets of \(1,\)"),
-        ("mlp", {"input_shape": [4], "outputs": 3}, "classes", "7 classes, model=mlp has 3 outputs: "),
-        (
-            "mlp",
-            {"input_shape": [4], "target_shape": [9], "outputs": 9},
-            "classes",
-            "class numbers as targets, model=mlp takes quantities: ",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "shapes", "kind", "message"), [
+    ("materials_cnn", {"input_shape": [200, 3], "target_shape": [2]}, "quantities", r"samples of \(4,\)"),
+    ("mlp", {"input_shape": [4], "target_shape": [2]}, "quantities", r"targets of \(1,\)"),
+    ("mlp", {"input_shape": [4], "outputs": 3}, "classes", "7 classes, model=mlp has 3 outputs: "),
+    ("mlp", {"input_shape": [4], "target_shape": [9], "outputs": 9}, "classes",
+     "class numbers as targets, model=mlp takes quantities: "),
+])  # fmt: skip
 def test_built_in_networks_that_do_not_fit(tmp_path, calls, name, shapes, kind, message):
     with pytest.raises(InputError, match=rf"^dataset=made_of:build has .*{message}"):
         datasets.check(datasets.fill_from_samples(config(tmp_path, ModelSpec(name, **shapes), options={"kind": kind})))

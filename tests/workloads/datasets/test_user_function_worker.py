@@ -185,15 +185,12 @@ def test_results_that_cannot_be_trained_on(tmp_path, case):
         sample_writer.write_samples(result, tmp_path, 10**9)
 
 
-@pytest.mark.parametrize(
-    ("targets", "unusable"),
-    [
-        (np.arange(6) - 2, "the negative class -2 in targets, first at sample 0"),
-        (np.where(FLOATS > 0.9, -np.inf, FLOATS), "NaN or an infinite value in targets, first at sample 5"),
-        ({"y": np.where(FLOATS > 0.9, np.nan, FLOATS)}, "NaN or an infinite value in 'y', first at sample 5"),
-        (FLOATS, None),
-    ],
-)
+@pytest.mark.parametrize(("targets", "unusable"), [
+    (np.arange(6) - 2, "the negative class -2 in targets, first at sample 0"),
+    (np.where(FLOATS > 0.9, -np.inf, FLOATS), "NaN or an infinite value in targets, first at sample 5"),
+    ({"y": np.where(FLOATS > 0.9, np.nan, FLOATS)}, "NaN or an infinite value in 'y', first at sample 5"),
+    (FLOATS, None),
+])  # fmt: skip
 def test_targets_for_a_loss_of_the_user_alone_are_kept(tmp_path, targets, unusable):
     sample_writer.write_samples((FLOATS, targets), tmp_path, 6)
     assert user_function.read_facts.__wrapped__(tmp_path).reading.unusable_targets == unusable
@@ -230,14 +227,11 @@ def build(size, seed, kind):
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "length", "count"),
-    [
-        ("Wish", 10**9, 100), ("Wish", 10**30, 100), ("Wish", 40, 40), ("Endless", 0, 100), ("Counted", 10**9, 100),
-        ("Counted", 40, 40), ("IterableDataset", 10**9, 100), ("IterableDataset", 40, 40), ("arrays", 500, 100),
-        ("arrays", 40, 40), ("Broken", 10, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "length", "count"), [
+    ("Wish", 10**9, 100), ("Wish", 10**30, 100), ("Wish", 40, 40), ("Endless", 0, 100), ("Counted", 10**9, 100),
+    ("Counted", 40, 40), ("IterableDataset", 10**9, 100), ("IterableDataset", 40, 40), ("arrays", 500, 100),
+    ("arrays", 40, 40), ("Broken", 10, None),
+])  # fmt: skip
 def test_no_more_samples_are_taken_than_were_requested(tmp_path, kind, length, count):
     """A file that a data set cannot read is not blamed on the cache."""
     (tmp_path / "lengths.py").write_text(LENGTHS.replace("{length}", str(length)))

@@ -117,15 +117,12 @@ def test_unknown_names_look_at_plugins_too(dists, capsys):
         networks.build_by_name("tinny", (3,), 1)
 
 
-@pytest.mark.parametrize(
-    ("code", "options", "message"),
-    [
-        ({}, {"widht": 3}, r"^no option of model 'tiny' 'widht'; did you mean 'width'\?$"),
-        ({}, {"width": "wide"}, r"^model.options.width='wide' should be int, as its default 4$"),
-        ({"more": "*, depth"}, {}, r"^model=tiny needs an option 'depth': set \+model.options.depth$"),
-        ({"body": "raise InputError('width should be even')"}, {}, r"^width should be even$"),
-    ],
-)
+@pytest.mark.parametrize(("code", "options", "message"), [
+    ({}, {"widht": 3}, r"^no option of model 'tiny' 'widht'; did you mean 'width'\?$"),
+    ({}, {"width": "wide"}, r"^model.options.width='wide' should be int, as its default 4$"),
+    ({"more": "*, depth"}, {}, r"^model=tiny needs an option 'depth': set \+model.options.depth$"),
+    ({"body": "raise InputError('width should be even')"}, {}, r"^width should be even$"),
+])  # fmt: skip
 def test_wrong_options_are_the_users_mistake(dists, code, options, message):
     add(dists, **code)
     with pytest.raises(InputError, match=message) as caught:

@@ -127,13 +127,10 @@ def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatc
     assert tuned == [size == 12 for size in pipeline_rank.BATCH_SIZES]
 
 
-@pytest.mark.parametrize(
-    ("name", "gpus", "changes", "reason"),
-    [
-        ("pipeline_gpipe", 2, {"strategy__options__micro_batches": 3}, "has 40 samples, which do not divide into 3"),
-        ("hybrid", 3, {}, "gpus=3 is not a multiple of it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "gpus", "changes", "reason"), [
+    ("pipeline_gpipe", 2, {"strategy__options__micro_batches": 3}, "has 40 samples, which do not divide into 3"),
+    ("hybrid", 3, {}, "gpus=3 is not a multiple of it"),
+])  # fmt: skip
 def test_a_strategy_refuses_what_its_plan_does(name, gpus, changes, reason):
     """Before processes meet."""
     strategy = registry.load_strategy(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
