@@ -42,6 +42,7 @@ RESERVED_STEP_OPTIONS = {
 # With these a user says how many threads of a core tasks get; srun and sbatch refuse some of them beside each other.
 THREAD_OPTIONS = {"hint", "threads-per-core", "ntasks-per-core", "extra-node-info"}
 WHOLE_CORES_HINT = "nomultithread"  # it implies --threads-per-core=1
+CLEANING_OPTIONS = {"--cleanenv", "-e", "--containall", "-C"}  # of apptainer exec: no variable of the job is left
 
 
 def check_slurm_options(slurm: SlurmSpec) -> None:
@@ -60,6 +61,11 @@ def check_slurm_options(slurm: SlurmSpec) -> None:
     for option in slurm.container_options:
         if not option.startswith("-") or not option.isprintable():
             raise InputError(f"hardware.slurm.container_options: '{clean_line(option)}' should be an option, --name")
+        if option in CLEANING_OPTIONS:
+            raise InputError(
+                f"hardware.slurm.container_options: {option} takes the variables of SLURM and of the agents from the "
+                "container; unset others in hardware.slurm.setup"
+            )
     for key in ("container", "container_python", "python", "bin"):
         if (value := getattr(slurm, key)) is not None and (not value or not value.isprintable()):
             raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")

@@ -157,7 +157,8 @@ class SlurmSpec:
     )
     container: str | None = None  # image that the ranks run in
     container_runtime: str = choice_field("apptainer", "singularity", "pyxis")
-    # Further options of apptainer exec or singularity exec, such as --cleanenv; --rocm takes the place of --nv.
+    # Further options of apptainer exec or singularity exec, such as --writable-tmpfs; --rocm takes the place of
+    # --nv.
     container_options: list[str] = field(default_factory=list)
     # FROM:TO, besides the folders of the run, its data and its code.
     container_mounts: list[str] = field(default_factory=list)

@@ -80,6 +80,7 @@ def _print_largest_script(console: Console, jobs: Sequence[Job], folder: Path, s
     """Print the batch script of the largest of these jobs, and for a job of one run the command in it that starts the
     ranks."""
     from scalebench.cluster import resources, submit
+    from scalebench.runner.launchers import choose_launcher
     from scalebench.sweeps.jobset_runs import make_manifest
 
     specs = [[run.spec for run in job] for job in jobs]
@@ -98,5 +99,7 @@ def _print_largest_script(console: Console, jobs: Sequence[Job], folder: Path, s
     console.print_line(f"\n{what} would be submitted with sbatch:\n")
     console.print_line(submit.render_script(job, job_folder, [estimate_s(spec)[1] for spec in job]))
     if len(job) == 1:
+        by_srun = shlex.join(resources.srun_command(job[0], job_folder))
+        starters = {"slurm": by_srun, "mpi": "mpirun, with the nodes of the job", "command": "script.command"}
         console.print_line("ranks, from within the job:\n")
-        console.print_line(f"{shlex.join(resources.srun_command(job[0], job_folder))}\n")
+        console.print_line(f"{starters[choose_launcher(job[0], 'allocation')]}\n")

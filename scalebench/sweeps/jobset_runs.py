@@ -17,26 +17,28 @@ from scalebench.cluster.submit import Submission, read_submission, write_submiss
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import refuse_folder_with_result
-from scalebench.core.result import read_result
+from scalebench.core.result import read_result, write_result
 from scalebench.core.run_folder import OUTPUT_FILES, RESULT_FILE
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.core.untrusted import clean_text
-from scalebench.runner.collect import RunOutcome
+from scalebench.runner.collect import RunOutcome, with_job_outcome
 from scalebench.runner.jobs.follow import JobResult
 from scalebench.runner.jobs.job import PlannedJob, QueueState
 from scalebench.runner.jobs.outcome import write_result_for
+from scalebench.runner.launchers.agents import LOST
 from scalebench.runner.parent import RunRequest
 from scalebench.sweeps.estimate import estimate_s
 from scalebench.sweeps.jobset_main import pack_runs, unpack_result
 
 POLL_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 600.0  # for kubectl to fail
+POD_REPORT_S = 10.0  # until Kubernetes reports the end of a pod that its leader has lost
 NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 
 def make_manifest(specs: Sequence[RunSpec]) -> Any:
     """Return the manifest of the JobSet that does these runs, with a name of its own."""
-    size, name = sweep_geometry(specs), f"scalebench-{specs[0].gpus}-{secrets.token_hex(3)}"
+    size, name = sweep_geometry(specs), f"scalebench-{max(spec.gpus for spec in specs)}-{secrets.token_hex(3)}"
     limit_s = 60 * time_limit_minutes(specs, [estimate_s(spec)[1] for spec in specs])
     return jobset.make_jobset(name, specs[0].config.hardware, size.nodes, size.gpus_per_node, limit_s)
 
@@ -176,31 +178,46 @@ class _JobSet:
             for name, content in files.items():
                 if name == RESULT_FILE or OUTPUT_FILES.fullmatch(name):
                     (run.folder / name).write_bytes(content)
-        yield run, read_result(run.folder / RESULT_FILE)
+            result = read_result(run.folder / RESULT_FILE)
+            if result.status == "failed" and LOST in (result.reason or ""):  # the leader does not know why
+                process.wait_until(lambda: self._find_dead_pod() is not None, POD_REPORT_S)
+                result = with_job_outcome(result, result.scheduler, self._find_dead_pod())
+                write_result(result, run.folder)
+        yield run, result
 
     def _read_status(self) -> dict[str, Any]:
         return dict(self._kubectl.read("jobset", self._name).get("status", {}))
 
-    def _read_containers(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the pods of the JobSet, each with the state of its container."""
+    def _read_pods(self) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+        """Return the name and the status of each pod of the JobSet, with the state of its container once it has one."""
         pods = self._kubectl.read("pods", "--selector", f"{NAME_LABEL}={self._name}")["items"]
-        states = ((pod, each) for pod in pods for each in pod.get("status", {}).get("containerStatuses", ()))
-        return [(pod["metadata"]["name"], each.get("state", {})) for pod, each in states]
+        named = [(pod["metadata"]["name"], pod.get("status", {})) for pod in pods]
+        return [(*pod, [each.get("state", {}) for each in pod[1].get("containerStatuses", ())]) for pod in named]
 
     def _report_pods(self) -> None:
-        """Report whether the runs are running, and what pods wait for, as for an image that is not there."""
-        states = [state for _, state in self._read_containers()]
-        reasons = sorted({state["waiting"].get("reason", "") for state in states if "waiting" in state})
-        is_waiting = bool(reasons) or not states
+        """Report whether the runs are running, and what pods wait for: a node, or an image that is not there."""
+        pods = self._read_pods()
+        waiting = [state["waiting"] for _, _, states in pods for state in states if "waiting" in state]
+        waiting += [each for _, pod, _ in pods for each in pod.get("conditions", ()) if each["type"] == "PodScheduled"]
+        reasons = sorted({each["reason"] for each in waiting if each.get("status") != "True" and "reason" in each})
+        is_waiting = bool(reasons) or not any(states for _, _, states in pods)
         runs = [*self._left.values()]
         self._report([] if is_waiting else runs, len(runs) if is_waiting else 0, clean_text(", ".join(reasons)) or None)
 
+    def _find_dead_pod(self) -> RunOutcome | None:
+        """Return what a pod was ended for, in which the ranks and their agent end together."""
+        with contextlib.suppress(KubectlError):
+            for name, pod, states in self._read_pods():
+                if pod.get("reason") == "DeadlineExceeded":
+                    return RunOutcome("timeout", f"Kubernetes: {name} ran out of its time limit")
+                if any(state.get("terminated", {}).get("reason") == "OOMKilled" for state in states):
+                    return RunOutcome("oom", f"Kubernetes: {name} was OOMKilled")
+        return None
+
     def _explain(self) -> RunOutcome:
         """Return why a JobSet that is over has left no result of a run."""
-        for pod, state in self._read_containers():  # the kernel ends a container as a whole, with its agent
-            if state.get("terminated", {}).get("reason") == "OOMKilled":
-                return RunOutcome("oom", f"Kubernetes: {pod} was OOMKilled")
+        if (outcome := self._find_dead_pod()) is not None:
+            return outcome
         reached = [each for each in self._read_status().get("conditions", ()) if each.get("status") == "True"]
         text = clean_text("; ".join(f"{each.get('reason')}: {each.get('message')}" for each in reached))
-        status = "timeout" if "DeadlineExceeded" in text else "failed"
-        return RunOutcome(status, f"Kubernetes: JobSet {self._name} left no result ({text or 'no reason'})")
+        return RunOutcome("failed", f"Kubernetes: JobSet {self._name} left no result ({text or 'no reason'})")

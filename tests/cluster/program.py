@@ -10,6 +10,8 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import psutil
+
 from scalebench.cluster.submit import read_submission
 from scalebench.core.result import read_result
 from scalebench.measure.progress import read_progress
@@ -111,7 +113,10 @@ class Program:
         try:
             yield process
         finally:
-            process.kill()
+            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            for each in [*below, process]:  # salloc that is killed leaves its command
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
             process.communicate()
 
     def salloc(self, options):

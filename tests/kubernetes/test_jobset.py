@@ -48,7 +48,9 @@ def test_a_jobset_is_what_the_crd_takes_and_starts_nothing_twice():
     for name, nodes in {"leader": 1, "workers": 2}.items():
         job, pod = jobs[name], jobs[name]["template"]["spec"]
         assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (nodes, nodes, 0)
-        assert (job["activeDeadlineSeconds"], pod["restartPolicy"]) == (1920, "Never")
+        limit_s = {"leader": None, "workers": 1920}[name]  # whose GPUs are those that others wait for
+        assert "activeDeadlineSeconds" not in job, "which would include the time in which its pods are pending"
+        assert (pod.get("activeDeadlineSeconds"), pod["restartPolicy"]) == (limit_s, "Never")
         assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
         (container,) = pod["containers"]
         assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
@@ -199,6 +201,7 @@ DEAD = {
     "metadata": {"name": "w-1"},
     "status": {"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled"}}}]},
 }
+LATE = {"metadata": {"name": "w-0"}, "status": {"reason": "DeadlineExceeded"}}
 FAILED = {"terminalState": "Failed", "conditions": [{"status": "True", "reason": "FailedJobs", "message": "a job"}]}
 
 
@@ -206,7 +209,8 @@ FAILED = {"terminalState": "Failed", "conditions": [{"status": "True", "reason":
     ({"FAKE_REFUSAL": "Error from server: no quota"}, "failed", "kubectl create: Error from server: no quota"),
     ({"FAKE_STATUS": FAILED}, "failed", r"Kubernetes: JobSet scalebench-2-\w+ left no result \(FailedJobs: a job\)"),
     ({"FAKE_STATUS": FAILED, "FAKE_PODS": [DEAD]}, "oom", "Kubernetes: w-1 was OOMKilled"),
-], ids=["refused", "no result", "no memory"])  # fmt: skip
+    ({"FAKE_STATUS": FAILED, "FAKE_PODS": [LATE]}, "timeout", "Kubernetes: w-0 ran out of its time limit"),
+], ids=["refused", "no result", "no memory", "no time"])  # fmt: skip
 def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, tmp_path, monkeypatch):
     for name, value in ({"PATH": f"{kubectl.parent}:{os.environ['PATH']}"} | variables).items():
         monkeypatch.setenv(name, value if isinstance(value, str) else json.dumps(value))

@@ -363,8 +363,8 @@ def test_ranks_in_containers():
     assert resources.python_command(on_nodes, FOLDER) == ["/opt/nodes/bin/python", "-P"]
     assert "exec /opt/nodes/bin/python -P -u -m scalebench.sweeps.job_main" in render(on_nodes, FOLDER)
     assert "--nv" not in resources.python_command(run(1, **IMAGE), FOLDER)
-    spec = run(1, GPU_NODES, **IMAGE, container_runtime="singularity", container_options=["--rocm", "--cleanenv"])
-    assert resources.python_command(spec, FOLDER)[:4] == ["singularity", "exec", "--rocm", "--cleanenv"]
+    spec = run(1, GPU_NODES, **IMAGE, container_runtime="singularity", container_options=["--rocm", "--pid"])
+    assert resources.python_command(spec, FOLDER)[:4] == ["singularity", "exec", "--rocm", "--pid"]
     spec = run(1, GPU_NODES, **IMAGE, container_runtime="pyxis", container_python="/opt/bin/python")
     assert srun(spec, FOLDER)[-2:] == ["/opt/bin/python", "-P"]
     spec = run(1)

@@ -279,6 +279,8 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(call):
     folder = next(line for line in out.splitlines() if "--output=" in line).partition("=")[2]
     assert folder.startswith(f"{Path('multirun/single').absolute()}/")
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in out and not Path("multirun").exists()
+    _, out, _ = call("gpus=4", "strategy.launcher=mpi", "dry_run=true")
+    assert "ranks, from within the job:\n\nmpirun, " in out and "srun" not in out
 
 
 def table_rows(out):

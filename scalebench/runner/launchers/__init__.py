@@ -31,12 +31,14 @@ def launch(spec: RunSpec, folder: Path, run_id: str, *options: Any, **more: Any)
     return launcher.launch(LaunchRequest(spec, folder, run_id, *options, **more))
 
 
-def choose_launcher(spec: RunSpec) -> str:
-    """Return the name of a run's launcher: on the nodes of a job SLURM starts the ranks, unless mpirun must."""
+def choose_launcher(spec: RunSpec, site: str | None = None) -> str:
+    """Return the name of a run's launcher at this site, or here: on the nodes of a job SLURM starts the ranks, unless
+    mpirun must."""
     from scalebench.cluster.commands import find_site
 
     if spec.config.script.command is not None:
         return "command"
     name, slurm = spec.config.strategy.launcher, spec.config.hardware.slurm
-    by_step = name == "local" or (name == "mpi" and slurm.mpi != "mpirun")
-    return {"pods": "pods", "allocation": "slurm" if by_step else name}.get(find_site(spec.config.hardware), name)
+    site = site or find_site(spec.config.hardware)
+    by_step = site == "allocation" and (name == "local" or (name == "mpi" and slurm.mpi != "mpirun"))
+    return "pods" if site == "pods" else "slurm" if by_step else name

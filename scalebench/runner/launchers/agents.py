@@ -28,6 +28,7 @@ from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, LaunchRequest,
 LOG_DELAY_S = 2.0  # for the program that started the agents to write why one of them is lost
 MIN_START_LIMIT_S = 60.0  # for a program to start the agents on all nodes
 WAY_OUT = "start there what is printed above"
+LOST = "was lost: the connection to its agent ended"
 OVER_LIMIT_S = 15.0  # for the agents to write the series of their monitors
 
 
@@ -249,7 +250,7 @@ class AgentRanks(RankGroup[AgentRank]):
         if code is not None and code < 0:
             return f"{self._name} was killed by {signal.Signals(-code).name}"
         if lost:
-            return f"{' and '.join(map(str, lost))} was lost: the connection to its agent ended"
+            return f"{' and '.join(map(str, lost))} {LOST}"
         if terminated:
             return self._explain() or f"{self._name} ended rank {', '.join(terminated)} without a reason"
         if code is None or any(member.poll() not in (None, 0) for member in self.members):

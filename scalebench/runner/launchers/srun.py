@@ -29,7 +29,8 @@ GPUS_PER_TASK = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"}  # of a job that 
 JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"
 TASKS_PER_NODE, CPUS_PER_NODE = "SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"  # 2(x3),1
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the latter in older versions
-# They describe the job and not this step: srun would take them for its own options, or warn about them.
+# They describe the job and not this step: srun would take them for its own options, or warn about them. Those of SRUN_
+# are options of the user's own steps.
 JOB_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_DISTRIBUTION",
@@ -48,6 +49,8 @@ JOB_VARIABLES = (
     "SLURM_NTASKS_PER_GPU",
     "SLURM_THREADS_PER_CORE",
     "SLURM_EXPORT_ENV",
+    "SRUN_CPUS_PER_TASK",
+    "SRUN_EXPORT_ENV",
 )
 STEP_ID, INTERACTIVE_STEP = "SLURM_STEP_ID", "4294967290"  # of salloc, which shares the resources of the job anyway
 AGENT_PREFIX = "scalebench: "  # before the message of an agent that cannot start its worker

@@ -81,6 +81,7 @@ def test_ranks_of_one_node_use_its_loopback_and_its_cores(job, tmp_path, program
 
 def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypatch, program):
     of_job = "SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU SLURM_CPUS_PER_TASK SLURM_HINT SLURM_HOSTFILE"
+    of_job += " SRUN_CPUS_PER_TASK SRUN_EXPORT_ENV"
     for name in of_job.split():
         monkeypatch.setenv(name, "1")
     launched(job.spec(2), tmp_path, module=program(f"print(os.environ.get('{KEY_VARIABLE}'))"))
