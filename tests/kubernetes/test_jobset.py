@@ -23,9 +23,12 @@ from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.spec import HardwareSpec, KubernetesSpec
+from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import PlannedJob
+from scalebench.runner.jobs.outcome import write_result_for
+from scalebench.runner.launchers.agents import LOST
 from scalebench.runner.parent import RunRequest
-from scalebench.sweeps import jobset_runs
+from scalebench.sweeps import jobset_main, jobset_runs
 from tests.builders.runs import simulated_config, wait_until
 
 pytestmark = pytest.mark.cold
@@ -222,6 +225,24 @@ def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, 
     ((_, result),) = follower.follow([PlannedJob(run.folder, [[run]])], ())
     assert result.status == status and re.fullmatch(reason, result.reason)
     assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
+
+
+def test_a_pod_that_the_leader_has_lost_is_explained_by_kubernetes(kubectl, tmp_path, monkeypatch, capsys):
+    """The leader only sees that a connection ended, and its row comes first."""
+    hardware = HardwareSpec("pods", devices="cpu", gpus_per_node=1, this_machine=False, scheduler="kubernetes")
+    run = RunRequest(0, resolve(simulated_config(hardware=hardware)), tmp_path / "0")
+    lost = write_result_for(run, RunOutcome("failed", f"w-1, with rank 0, {LOST}"))
+    jobset_main.print_files(run, lost)
+    for path in run.folder.iterdir():
+        path.unlink()
+    monkeypatch.setenv("PATH", f"{kubectl.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_LOG", capsys.readouterr().out)
+    for name, value in {"STATUS": FAILED, "PODS": [DEAD]}.items():
+        monkeypatch.setenv(f"FAKE_{name}", json.dumps(value))
+    follower = jobset_runs.JobSetFollower(lambda queue: None, print)
+    ((_, result),) = follower.follow([PlannedJob(run.folder, [[run]])], ())
+    assert (result.status, result.reason) == ("oom", "Kubernetes: w-1 was OOMKilled")
+    assert read_result(run.folder / "result.json") == result
 
 
 def test_doctor_asks_the_cluster_for_jobset(kubectl, monkeypatch, capsys):
