@@ -131,7 +131,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
 
 
 def with_job_outcome(
-    result: results.Result, scheduler: results.SchedulerRecord, outcome: RunOutcome | None
+    result: results.Result, scheduler: results.SchedulerRecord | None, outcome: RunOutcome | None
 ) -> results.Result:
     """Return a job's record with the scheduler's facts, and with `outcome` where that explains its end better."""
     result = dataclasses.replace(result, scheduler=scheduler)
