@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from scalebench import __main__ as program
 
 MAX_CPU_S = 10.0
-MAX_WALL_S = 120.0  # for what waits and computes nothing; the machine may be busy with other tests
+MAX_WALL_S = 600.0  # for what waits and computes nothing, at nice 19 beside other tests, too
 MAX_ERROR_LINES = 3
 
 

@@ -272,7 +272,7 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     if advice.test and (disturbed := [row for row in rows if has_other_programs(row)]):
         cores = max((row.get("cpu_cores_others_mean") or 0.0 for row in disturbed), default=0.0)
         others = list(dict.fromkeys(name for row in disturbed for name in (row.get("other_programs") or "").split()))
-        took = f" that took {cores:.2g} cores" if cores else ""
+        took = f" that took {cores:.2g} core{'' if f'{cores:.2g}' == '1' else 's'}" if cores else ""
         times += f", beside other programs{took}{': ' * bool(others)}{', '.join(others[:MAX_OTHER_PROGRAMS])}"
     if advice.kind == "take":
         text = f"Take {names}: {times}."
