@@ -7,6 +7,7 @@ other text is markup here.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -117,7 +118,7 @@ def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
     moved = []
     for section in sections:
         left = [block for block in section.blocks if block not in lifted]
-        blocks = [block for block, after in zip(left, [*left[1:], None], strict=True)
+        blocks = [block for block, after in itertools.zip_longest(left, left[1:])
                   if not _is_heading(block) or (after is not None and not _is_heading(after))]  # fmt: skip
         if section is answer:
             place = blocks.index(verdict) + 1

@@ -109,6 +109,8 @@ def test_a_heading_whose_charts_were_moved_goes(tmp_path):
     blocks = [headings[0], chart, headings[1], Paragraph("8 devices: 4.00 times one")]
     _, lifted = lift_main_charts([answer, dataclasses.replace(scaling, blocks=blocks)])
     assert lifted.blocks == blocks[2:]
+    only_charts = dataclasses.replace(scaling, blocks=[chart])  # as where all runs on several nodes have failed
+    assert len(lift_main_charts([answer, only_charts])) == 1
 
 
 def test_charts_of_several_groups_stay_with_their_names(tmp_path):
