@@ -51,8 +51,6 @@ class SyncAfterBackward:
         self._held: list[dist.GradBucket] = []
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        if bucket.index() == 0:
-            self._held.clear()  # left over from a backward pass that failed half way
         self._held.append(bucket)
         if bucket.is_last():
             held, self._held = self._held, []

@@ -76,18 +76,6 @@ def test_parts_of_a_step_where_nothing_is_wrapped(strategy, monkeypatch):
     assert (adapter.message_sizes(), adapter.backend_used()) == ([], None)
 
 
-@pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])
-def test_parts_of_a_step_under_every_option(strategy, option):
-    """The reducer tolerates forward passes without a backward pass, and backward passes without an optimizer step."""
-    adapter = strategy("ddp_gloo", **{f"strategy__options__{option}": True})
-    for _ in range(3):
-        adapter.step(BATCH)
-    for part in (FORWARD, FORWARD, BACKWARD, BACKWARD, OPTIMIZER):
-        adapter.partial_step(BATCH, part)
-    adapter.step(BATCH)
-    assert gloo_events(lambda: adapter.step(BATCH)) == {"gloo:all_reduce"}
-
-
 def test_a_bit_map_of_used_parameters_is_no_message(strategy):
     adapter = strategy("ddp_gloo", strategy__options__find_unused_parameters=True)
     adapter.step(BATCH)
@@ -132,15 +120,6 @@ def test_weights_do_not_depend_on_overlap_under_any_option(strategy, option):
         adapter.close()
     for name, array in trained[0].items():
         assert (array == trained[1][name]).all(), name
-
-
-def test_a_failed_backward_pass_leaves_no_bucket(strategy):
-    adapter = strategy("ddp_gloo", strategy__options__bucket_cap_mb=0.01, strategy__options__overlap=False)
-    first = next(adapter.model.parameters())
-    fails = first.register_hook(lambda gradient: torch.full((9,), 1.0)[10])
-    with pytest.raises(IndexError):
-        adapter.step(BATCH)
-    fails.remove()
 
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
