@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 from scalebench.core import json_files, untrusted
 from scalebench.core.errors import InputError
@@ -61,10 +59,8 @@ def test_what_cannot_be_written_leaves_the_old_file_alone(tmp_path, monkeypatch)
         json_files.write_json(tmp_path / "x.json", 1)
     assert os.listdir(tmp_path) == ["x.json"]
     (tmp_path / "log").write_bytes(b"abcdef\xff")
-    assert [json_files.read_tail(tmp_path / "log", limit_bytes) for limit_bytes in (2, 100)] == [
-        "f\ufffd",
-        "abcdef\ufffd",
-    ]
+    expected = ["f\ufffd", "abcdef\ufffd"]
+    assert [json_files.read_tail(tmp_path / "log", limit_bytes) for limit_bytes in (2, 100)] == expected
 
 
 WRONG = [
@@ -111,37 +107,9 @@ def test_a_wrong_field_is_named_and_an_unknown_one_is_ignored_at_any_depth(tmp_p
     assert json_files.build_record(Outer, tree).parts == [Inner(1)]
     json_files.write_json(tmp_path / "x.json", tree)
     assert json_files.read_record(tmp_path / "x.json", Outer).parts == [Inner(1)]
-
-
-def test_defaults_fill_missing_fields_and_integers_and_nulls_stand_among_floats():
-    outer = json_files.build_record(Outer, GOOD)
-    assert outer == Outer(Inner(1, 0.5), ["a"])
-    assert outer.parts is not json_files.build_record(Outer, GOOD).parts
-    tree = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
-    outer = json_files.build_record(Outer, tree)
-    assert outer.losses == [1.0, None, 0.5]
-    assert type(outer.losses[0]) is type(outer.nested["k"][0][0]) is float
-    assert outer.names is not tree["names"], "the input does not change with the record"
-
-
-numbers = st.floats(allow_nan=False, allow_infinity=False)
-inners = st.builds(Inner, st.integers(), numbers)
-anything = st.recursive(
-    st.none() | st.booleans() | st.text() | numbers, lambda x: st.lists(x) | st.dictionaries(st.text(), x)
-)
-
-
-@given(
-    st.builds(
-        Outer, inners, st.lists(st.text()), st.none() | st.integers(), st.lists(inners),
-        st.dictionaries(st.text(), numbers), anything,
-    )
-)  # fmt: skip
-@example(Outer(Inner(1), ["\udcff"]))  # Python uses one for each byte in the environment that is no text
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_record_reads_back(tmp_path, record):
-    json_files.write_json(tmp_path / "x.json", record)
-    assert json_files.read_record(tmp_path / "x.json", Outer) == record
+    odd = Outer(Inner(1), ["\udcff"])  # Python uses one for each byte in the environment that is no text
+    json_files.write_json(tmp_path / "x.json", odd)
+    assert json_files.read_record(tmp_path / "x.json", Outer) == odd
 
 
 def test_the_record_of_a_sweep(tmp_path):

@@ -18,7 +18,7 @@ from scalebench.sweeps import plan as jobs
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import RunningSweep
 from scalebench.workloads import datasets
-from tests.builders.plugins import CODE, strategy_yaml
+from tests.builders.plugins import CODE
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
@@ -27,27 +27,9 @@ SHORT = [
     *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
     *("measure.repeats=1", "sweep.report=false", "hydra.sweep.dir=out"),
 ]
-LACKING = "from scalebench.strategies.base import Strategy\nclass Mine(Strategy): pass\n"
-# What a plugin does wrong; the reason of its row, after its name; and a word of the traceback in the row's log.
+# What a plugin does wrong; the reason of its row, after its name; and a word of the traceback in the row's log. All
+# that can be wrong is in tests/strategies/test_registry.py.
 OF_CODE = {
-    "absent": (
-        {"target": "not_there:Mine"},
-        " of absent-dist cannot be loaded from not_there:Mine: No module named 'not_there'", "ModuleNotFoundError",
-    ),
-    "no_attribute": (
-        {"target": "{package}.code:Missing"},
-        " of no-attribute-dist cannot be loaded from no_attribute_dist.code:Missing: "
-        "module 'no_attribute_dist.code' has no attribute 'Missing'", "AttributeError",
-    ),
-    "stranger": (
-        {"code": "class Mine: pass\n"},
-        " of stranger-dist: stranger_dist.code:Mine is not a subclass of scalebench.plugin_api.Strategy", "PluginError",
-    ),
-    "half": (
-        {"code": LACKING},
-        " of half-dist: half_dist.code:Mine lacks what each strategy has: "
-        "backend_used, broadcast, evaluate, setup, step, synchronize", "PluginError",
-    ),
     "raises": (
         {"code": "import nothing_of_the_kind.at_all\n"},
         " of raises-dist cannot be loaded from raises_dist.code:Mine: No module named 'nothing_of_the_kind'",
@@ -60,18 +42,11 @@ OF_CODE = {
         '`if __name__ == "__main__":`', "sys.exit(3)",
     ),
 }  # fmt: skip
-UNINSTALL = "uninstall one of them or set SCALEBENCH_PLUGINS"
 OF_METADATA = {
     "no_yaml": (
         {"yaml": None},
         ": no-yaml-dist registers it and brings no strategy/no_yaml.yaml: "
         "it needs that file, in a package that its entry point scalebench.configs names", None,
-    ),
-    "twice": ({}, f" is registered by both second-dist and twice-dist; {UNINSTALL}", None),
-    "ddp": ({}, f" is registered by both scalebench and ddp-dist; {UNINSTALL}", None),
-    "baseless": (
-        {"yaml": strategy_yaml("baseless", baseline="simul")},
-        " of baseless-dist names the baseline 'simul': no strategy 'simul'; did you mean 'simulated'?", None,
     ),
 }  # fmt: skip
 
@@ -79,8 +54,6 @@ OF_METADATA = {
 def install(dists, faults):
     for name, (how, *_) in faults.items():
         dists.strategy(name, f"{name.replace('_', '-')}-dist", **how)
-    if "twice" in faults:
-        dists.strategy("twice", "second-dist", yaml=None)
 
 
 def sweep(names, *arguments):

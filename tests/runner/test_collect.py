@@ -22,7 +22,7 @@ def assemble(spec, ranks, outcome, **parts):
     return collect.assemble_result(spec, NOW, outcome, collect.ResultParts(ranks=list(ranks), **parts))
 
 
-KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
+KILLED = -signal.SIGKILL
 
 
 def ended(*codes, **changes):
@@ -235,16 +235,6 @@ def test_the_record_of_a_run_without_rank_records():
     assert (result.log, result.ranks, result.workload.dataset) == (None, [], "/data/mine.npz")
     assert (result.workload.model_params, result.scale.framework_version, result.phases.launch_s) == (None, None, None)
     assert (result.quality.final_loss, result.quality.metric, result.sync.message_bytes) == (None, None, [])
-
-
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [([(0.0, 0), (20.0, 10)], 2.0), ([(0.0, 0), (0.0, 0)], None), ([(5.0, 10), (25.0, 30)], 0.75)],
-)
-def test_ranks_without_a_loss_do_not_count(losses, expected):
-    """As the first stages of a pipeline have none."""
-    ranks = [rank(k, last_loss_sum=total, last_loss_samples=samples) for k, (total, samples) in enumerate(losses)]
-    assert assemble(simulated_spec(2), ranks, collect.RunOutcome("ok")).quality.final_loss == expected
 
 
 def trained_rank(number, train_s, blocks):

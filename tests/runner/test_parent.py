@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalebench.analysis import load
 from scalebench.core.machine import machine
 from scalebench.core.probe_record import ProbeRecord
 from scalebench.core.result import RankRecord, read_result, write_result
@@ -30,26 +29,6 @@ from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import UnwrittenResult, run_spec
 from tests.builders.launching import FakeInterrupt
 from tests.builders.runs import simulated_spec
-
-
-def test_a_run_leaves_its_files_and_its_result(tmp_path):
-    spec = simulated_spec(2, options={"step_s": 0.002})
-    folder = tmp_path / "deep" / "run"
-    result = run_spec(spec, folder)
-    names = ["rank0.json", "rank0.log", "rank1.json", "rank1.log", "result.json", "spec.json"]
-    assert sorted(os.listdir(folder)) == names
-    assert read_spec(folder) == spec
-    assert read_result(folder / RESULT_FILE) == result
-    assert (result.status, result.reason, result.log) == ("ok", None, None)
-    assert [r.rank for r in result.ranks] == [0, 1] and result.ranks[0].pid != result.ranks[1].pid
-    assert len(result.run_id) == 12
-    # The phases add up to no more than the run.
-    p = result.phases
-    parts = [p.launch_s, p.setup_s, p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s, p.close_s]
-    assert None not in parts and p.wall_s is not None
-    assert 0 < sum(part or 0.0 for part in parts) <= p.wall_s
-    (row,) = load.load(folder).to_dict("records")
-    assert row["throughput_samples_per_s"] > 0 and row["gpus"] == 2 and row["path"] == str(folder)
 
 
 def test_transports_logged_by_nccl_are_in_the_record(tmp_path, monkeypatch):

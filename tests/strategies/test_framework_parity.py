@@ -157,6 +157,8 @@ def losses_in_torch(net, rate):
         optimizer.zero_grad()
         value = of(model(x), y)
         value.backward()
+        for parameter in model.parameters():
+            assert parameter.grad.stride() == parameter.stride(), "a fused optimizer would mix it up"
         optimizer.step()
         losses.append(value.item())
     return losses, model

@@ -42,11 +42,7 @@ KINDS = {
     "TokenSums": ("TokenSums", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "OneDict": ("OneDict", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "TwoTensors": ("TwoTensors", f"{STEPS}:token_loss", (pack(IDS, MASK), pack(LABELS))),
-    "LossAmongOutputs": (
-        "LossAmongOutputs",
-        "module",
-        (pack(ids=IDS, mask=MASK, labels=LABELS), np.zeros(SAMPLES, records.NO_TARGETS)),
-    ),
+    "LossAmongOutputs": ("LossAmongOutputs", "module", LABELLED),
     "with_optimizer": ("with_optimizer", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "Regression": ("Regression", "module", FLOATS),
 }
@@ -200,9 +196,7 @@ def test_a_module_that_needs_a_trainer_is_unsupported_where_there_is_none(own_st
 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
 def test_a_module_reaches_the_trainer_that_there_is(own_step, name):
-    adapter, source = own_step(
-        name, "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"gathers": True}
-    )
+    adapter, source = own_step(name, "Regression", **GATHERS)
     losses = run_training(adapter, source, 3).losses
     assert losses[-1] < losses[0] and adapter.evaluate(source)["loss"] > 0
 
