@@ -95,9 +95,8 @@ EQUAL_S = 2**16 / 1e9
      f"a is faster than b at 10 of 14 sizes, the others unresolved, {WITHIN}"),
 ], ids=["known", "at a measured size", "several", "one", "unresolved", "never", "some unresolved"])  # fmt: skip
 def test_which_strategy_is_faster_at_which_sizes(one, other, spread, sentence):
-    actual = list_sentences(
-        *(start for each in (run("a", one), run("b", other)) for start in start_again(each, spread))
-    )
+    pairs = (run("a", one), run("b", other))
+    actual = list_sentences(*(start for each in pairs for start in start_again(each, spread)))
     assert actual == [f"all_reduce on 2 devices (torch, cpu): {sentence}"]
 
 

@@ -79,9 +79,8 @@ def test_a_winner_of_one_repeat_is_not_sure():
         "mlp | 2 | 8 | data: ddp_gloo | 4.00 MB | 55 | 100 ms | ",
         "mlp | 2 | 8 | model: model_parallel |  |  | 50.0 ms | fastest",
     ]
-    assert list_answers(comparisons) == [
-        "mlp on 2 devices: model won at 8; not sure who won: one repeat, measure.repeats=3 decides"
-    ]
+    expected = ["mlp on 2 devices: model won at 8; not sure who won: one repeat, measure.repeats=3 decides"]
+    assert list_answers(comparisons) == expected
     assert list_answers(compared(parallelism_runs.ddp_run(8, 0.1), parallelism_runs.split_run(None))) == [
         "mlp on 2 devices: not measured both ways"
     ]

@@ -65,7 +65,6 @@ def test_one_seed_says_nothing_about_the_time_to_the_target(tmp_path):
         made = build_blocks(compare_devices_and_batches, tmp_path / str(seeds), pair)
         assert select_blocks(made, Paragraph)[0].text.endswith(words)
     missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
-    (row,) = get_block(
-        build_blocks(compare_devices_and_batches, tmp_path / "b", missed), Table, "devices-or-batch-choices"
-    ).rows
+    blocks = build_blocks(compare_devices_and_batches, tmp_path / "b", missed)
+    (row,) = get_block(blocks, Table, "devices-or-batch-choices").rows
     assert [cell.text for cell in row.cells[-3:]] == ["3.00 s", "never", ""]

@@ -48,18 +48,15 @@ def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_severa
     (model,) = of(sweeps.run_with_memory("ddp_gloo", 1, sweeps.FULL_STATE_BYTES), HALF)
     assert shares(model) == {"ddp_gloo 1": 1.0, "fsdp_gloo 2": 0.5}
     for singles in ((("ddp_gloo", 1), ("zero1", 2)), (("zero1", 2), ("ddp_gloo", 1))):  # the one that keeps most
-        (model,) = of(
-            *(sweeps.run_with_memory(name, 1, sweeps.FULL_STATE_BYTES // share) for name, share in singles), HALF
-        )
+        own = (sweeps.run_with_memory(name, 1, sweeps.FULL_STATE_BYTES // share) for name, share in singles)
+        (model,) = of(*own, HALF)
         assert shares(model)["fsdp_gloo 2"] == 0.5
     (model,) = of(THREE_QUARTERS, HALF)
     assert shares(model) == {"zero1 2": None, "fsdp_gloo 2": None}
     train = dataclasses.replace(simulated_config().train, optimizer="sgd")
     assert len(of(HALF, sweeps.run_with_memory("ddp_gloo", 4, 4 * sweeps.PARAMETERS, train=train))) == 2
-    small, keras = (
-        sweeps.run_with_memory("fsdp_gloo", 2, 100),
-        sweeps.run_with_memory("mirrored", 2, 3 * sweeps.PARAMETERS),
-    )
+    small = sweeps.run_with_memory("fsdp_gloo", 2, 100)
+    keras = sweeps.run_with_memory("mirrored", 2, 3 * sweeps.PARAMETERS)
     small.workload.model_params = 50
     keras.scale.framework = "tensorflow"
     unknown = sweeps.run_with_memory("zero1", 2, sweeps.FULL_STATE_BYTES // 2)

@@ -32,9 +32,8 @@ def named(curves):
 
 def test_models_of_one_name_are_told_apart_by_their_options_before_their_sizes():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
-    parts = scaling_curves.group_curves(
-        scaling_curves.make_curves(pd.concat([frame, frame.assign(model_params=2_000_000)]))
-    )
+    both = pd.concat([frame, frame.assign(model_params=2_000_000)])
+    parts = scaling_curves.group_curves(scaling_curves.make_curves(both))
     assert [group["parameters"] for group, _ in parts] == ["153,441", "2,000,000"]
     assert scaling_curves.format_group_title(parts[1][0]).endswith("batch 10 per device, parameters 2,000,000")
     assert [named(members) for _, members in parts] == [{"ddp_gloo": [1, 2]}] * 2
@@ -73,9 +72,8 @@ def test_two_machines_of_one_hardware_are_separate_groups():
     assert scaling_curves.format_group_title(first[0]).endswith(
         "machine (cpu a processor, 2 cores, about 8 GiB, no GPU)"
     )
-    assert "machine (cpu another, " in scaling_curves.format_group_title(second[0]) and [
-        curve.gpus for curve in second[1]
-    ] == [[2]]
+    assert "machine (cpu another, " in scaling_curves.format_group_title(second[0])
+    assert [curve.gpus for curve in second[1]] == [[2]]
     assert "machine" not in scaling_curves.format_group_title(
         scaling_curves.group_curves(scaling_curves.make_curves(pooled(*own_curves)))[0][0]
     )

@@ -101,9 +101,8 @@ def test_what_gpus_do_is_null_where_a_rank_has_not_seen_it(times):
 def test_waits_are_null_where_the_profiler_has_not_seen_who_started_a_kernel():
     unknown = msgspec.structs.replace(BUSY, host_wait_s=None, kernel_wait_s=None)
     shares = step_breakdown.gpu_cells(gpu_run(unknown), 0.1)
-    assert (shares["host_wait_share"], shares["kernel_wait_share"]) == (None, None) and shares[
-        "gpu_compute_share"
-    ] == 0.6
+    assert (shares["host_wait_share"], shares["kernel_wait_share"]) == (None, None)
+    assert shares["gpu_compute_share"] == 0.6
 
 
 @pytest.mark.gpu

@@ -61,9 +61,8 @@ def test_samples_that_do_not_scale_as_declared_are_a_flag(scaling, batches, is_o
     runs = []
     for gpus, batch in zip((1, 2), batches, strict=True):
         result = of_program()
-        scale = dataclasses.replace(
-            result.scale, gpus=gpus, batch_per_device=batch, global_batch=batch * gpus, scaling=scaling
-        )
+        batches = {"batch_per_device": batch, "global_batch": batch * gpus}
+        scale = dataclasses.replace(result.scale, gpus=gpus, scaling=scaling, **batches)
         runs.append(summarize_run(dataclasses.replace(result, scale=scale, run_id=f"run{gpus}"), tmp_path / str(gpus)))
     flags = [(row["flags"] or "").split() for row in Configurations(runs).rows]
     assert ["other_scaling" in each for each in flags] == [False, is_other]

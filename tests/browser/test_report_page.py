@@ -295,16 +295,14 @@ def test_the_page_has_what_a_screen_reader_needs(browser, tmp_path):
         return list(browser.execute_script(f"return [...document.querySelectorAll(`{selector}`)].map(e => {what})"))
 
     assert each("html", "e.lang") == ["en"] and len(each("h1", "1")) == len(each("main", "1")) == 1
-    assert all(each("[role=img]", "e.ariaLabel")) and all(
-        each("[role=region]", "e.ariaLabel || e.getAttribute('aria-labelledby')")
-    )
+    assert all(each("[role=img]", "e.ariaLabel"))
+    assert all(each("[role=region]", "e.ariaLabel || e.getAttribute('aria-labelledby')"))
     levels = [int(name[1]) for name in each("h1, h2, h3, h4", "e.tagName")]
     assert levels[0] == 1 and all(after - before <= 1 for before, after in itertools.pairwise(levels))
     assert all(int(count) == 1 for count in each("input", "e.labels.length"))
     assert all(text.strip() for text in each("button, a", "e.ariaLabel || e.textContent"))
-    assert all(text.strip() for text in each("table", "e.caption.textContent")) and all(
-        each("fieldset", "e.querySelector('legend').textContent")
-    )
+    assert all(text.strip() for text in each("table", "e.caption.textContent"))
+    assert all(each("fieldset", "e.querySelector('legend').textContent"))
     ids = each("[id]", "e.id")
     assert len(ids) == len(set(ids))
     assert set(each("thead th", "e.scope")) == {"col"}

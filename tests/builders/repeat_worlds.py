@@ -108,9 +108,8 @@ def cover_further(world, trials, configurations=5, most=6, half_width=0.1):
                 break
         counts.append(repeats)
         estimates = (table.mean(0, part[0]).to_estimate(), ratios[0])
-        held += [
-            each.low <= truth <= each.high for each, truth in zip(estimates, np.exp([world.mean, 0.0]), strict=True)
-        ]
+        truths = np.exp([world.mean, 0.0])
+        held += [each.low <= truth <= each.high for each, truth in zip(estimates, truths, strict=True)]
     return (*(held / trials), float(np.mean(counts)))
 
 

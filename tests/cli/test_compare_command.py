@@ -94,10 +94,8 @@ def test_figures_of_the_values_of_a_key(call):
     assert err.splitlines() == [f"written: charts/{stem}.png" for stem in stems]
     assert {path.name for path in Path("charts").iterdir()} == {f"{s}.{kind}" for s in stems for kind in ("png", "svg")}
     Path("file").write_text("")
-    assert call(*words[:-1], "file")[::2] == (
-        2,
-        "scalebench: file cannot be written: File exists; --figures=FOLDER writes elsewhere\n",
-    )
+    expected = (2, "scalebench: file cannot be written: File exists; --figures=FOLDER writes elsewhere\n")
+    assert call(*words[:-1], "file")[::2] == expected
     assert call("a", "--save", "main", "--figures", "charts")[0] == 2
 
 
@@ -119,9 +117,8 @@ def test_against_a_saved_baseline(call):
     write_folder("a", STEADY)
     write_folder("b", SLOW)
     status, out, _ = call("--save", "main", "a")
-    assert status == 0 and out.startswith(
-        "baseline 'main': 5 runs in 1 session of cpu a processor, 2 cores, about 8 GiB, no GPU: "
-    )
+    assert status == 0
+    assert out.startswith("baseline 'main': 5 runs in 1 session of cpu a processor, 2 cores, about 8 GiB, no GPU: ")
     assert out.endswith("main (a verdict needs 3 sessions)\n")
     assert call("--save", "main", "b")[1].startswith("baseline 'main': 10 runs in 1 session of ")
     assert call("--save", "main", "b", "--replace")[1].startswith("baseline 'main': 5 runs in 1 session of ")

@@ -119,9 +119,8 @@ def test_nothing_is_left_of_an_unwritable_distribution(monkeypatch, tmp_path):
         return write(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "write_text", full)
-    assert refused("strategy", "mine") == (
-        "scalebench-mine cannot be written: No space left on device; take another place with --into=FOLDER"
-    )
+    expected = "scalebench-mine cannot be written: No space left on device; take another place with --into=FOLDER"
+    assert refused("strategy", "mine") == expected
     assert not list(tmp_path.iterdir())
 
 

@@ -61,9 +61,8 @@ def test_runs_of_several_machines_and_models_are_predicted_apart(capsys):
 def test_csv_has_a_row_for_each_strategy_and_number(capsys):
     assert main(["predict", "a", "--csv", "--gpus", "8,16", "--batch", "20"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(row["strategy"], row["devices"]) for row in rows] == [
-        (name, count) for name in ("ddp_gloo", "horovod_gloo") for count in ("8", "16")
-    ]
+    expected = [(name, count) for name in ("ddp_gloo", "horovod_gloo") for count in ("8", "16")]
+    assert [(row["strategy"], row["devices"]) for row in rows] == expected
     assert all(float(row["throughput_low"]) < float(row["throughput_samples_per_s"]) for row in rows)
     assert {row["batch_per_device"] for row in rows} == {"20.0"} and {row["memory_bytes"] for row in rows} == {""}
 

@@ -54,9 +54,8 @@ def test_the_path_of_the_page_is_printed(capsys, words, page):
 
 
 def test_csv_markdown_and_figures_are_beside_the_page(capsys):
-    assert lines(capsys, 0, "a", "--csv", "--markdown", "--figures") == [
-        *("a/report.html", "a/report.md", "a/report.csv", "a/figures")
-    ]
+    expected = [*("a/report.html", "a/report.md", "a/report.csv", "a/figures")]
+    assert lines(capsys, 0, "a", "--csv", "--markdown", "--figures") == expected
     assert Path("a/report.md").stat().st_size > 0
     assert Path("a/figures").is_dir()
     assert lines(capsys, 0, "a", "--csv", "new/rows.csv") == ["a/report.html", "new/rows.csv"]

@@ -355,9 +355,8 @@ def spec_of(nodes, threads=1, **changes):
     fields = {"devices": "cpu", "cpus_per_device": threads, "this_machine": False, **changes}
     spec.config.hardware = HardwareSpec("cluster", **fields)
     placed = [(node, devices, k) for node, devices in enumerate(nodes) for k in range(len(devices))]
-    spec.places = [
-        RankPlacement(rank, k, node, [devices[k]], [], threads) for rank, (node, devices, k) in enumerate(placed)
-    ]
+    placed = enumerate(placed)
+    spec.places = [RankPlacement(rank, k, node, [devices[k]], [], threads) for rank, (node, devices, k) in placed]
     return spec
 
 

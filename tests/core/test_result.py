@@ -122,10 +122,8 @@ def test_errors_reach_a_target_from_above_and_accuracies_from_below():
     curve = [point(step, metrics={"mse": mse}) for step, mse in ((1, 0.9), (2, 0.1), (3, 0.05), (4, 0.7))]
     first = results.first_point_at_target([point(0), *curve], "mse", 0.2)
     assert first.step == 2, "points without the metric are ignored"
-    assert (
-        results.first_point_at_target(curve, "mse", 0.01) is None
-        and results.first_point_at_target([], "mse", 1.0) is None
-    )
+    assert results.first_point_at_target(curve, "mse", 0.01) is None
+    assert results.first_point_at_target([], "mse", 1.0) is None
 
 
 def test_merged_points_have_the_seconds_of_the_slowest_rank_and_mean_losses():

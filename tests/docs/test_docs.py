@@ -273,9 +273,8 @@ def problem(name):
 def test_faults_and_their_lines(fault, dists):
     assert set(MADE) == set(FAULTS)
     dists.strategy(dist=MINE, **MADE[fault])
-    assert problem(MADE[fault].get("name", "mine")) == FAULTS[fault].replace(
-        "scalebench_mine.strategy:", "scalebench_mine.code:"
-    )
+    expected = FAULTS[fault].replace("scalebench_mine.strategy:", "scalebench_mine.code:")
+    assert problem(MADE[fault].get("name", "mine")) == expected
 
 
 CLUSTER_PAGE = (ROOT / "docs/guides/cluster.md").read_text(encoding="utf-8")

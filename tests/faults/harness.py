@@ -136,9 +136,8 @@ def judge(row, running, outcome, printed):
         problems.append(f"impossible phases: {result.phases}")
     if result is not None:
         # Not the pipe of a stall: scalebench removes plain files only.
-        left = [
-            path.name for path in running.folder.iterdir() if TRANSIENT_FILES.fullmatch(path.name) and path.is_file()
-        ]
+        files = [path for path in running.folder.iterdir() if path.is_file()]
+        left = [path.name for path in files if TRANSIENT_FILES.fullmatch(path.name)]
         problems += [f"files left: {left}"] if left else []
     if row.takes_turns and row.fault.victim in ("rank", "decoder") and running.other_statuses() != {"ok"}:
         problems.append(f"the other run of the cohort is {running.other_statuses()}")

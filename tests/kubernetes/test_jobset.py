@@ -98,10 +98,8 @@ def test_values_that_no_cluster_accepts_are_refused(key, value):
 
 def test_a_secret_has_the_key_and_no_more_than_kubernetes_takes():
     secret = jobset.make_secret("a", KubernetesSpec(namespace="ml"), "0123", b"runs")
-    assert (secret["metadata"], secret["data"]) == (
-        {"name": "a", "namespace": "ml"},
-        {"key": "MDEyMw==", "runs": "cnVucw=="},
-    )
+    expected = ({"name": "a", "namespace": "ml"}, {"key": "MDEyMw==", "runs": "cnVucw=="})
+    assert (secret["metadata"], secret["data"]) == expected
     with pytest.raises(InputError, match="do not fit into a Secret"):
         jobset.make_secret("a", KubernetesSpec(), "0123", bytes(1 << 20))
 

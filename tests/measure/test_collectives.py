@@ -87,9 +87,8 @@ def test_message_sizes_and_routes():
     assert list_message_sizes("scatter", 5, [4, 16, 20, 24]) == [20]
     assert bandwidth.list_routes(1, "cpu") == [bandwidth.Route("memcpy", 0, 0)]
     three = bandwidth.list_routes(3, "cpu")
-    ways = {
-        kind: [(r.source, r.target) for r in three if r.kind == f"send_{kind}"] for kind in ("one_way", "both_ways")
-    }
+    kinds = ("one_way", "both_ways")
+    ways = {kind: [(r.source, r.target) for r in three if r.kind == f"send_{kind}"] for kind in kinds}
     both = [(0, 1), (0, 2), (1, 2)]
     assert ways == {"one_way": sorted([*both, *((b, a) for a, b in both)]), "both_ways": both}
     assert [r.kind for r in three if r.source is None] == ["send_ring", "memcpy_all"]

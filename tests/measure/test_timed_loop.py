@@ -57,20 +57,16 @@ def test_a_block_has_the_steps_that_fill_its_time():
         ([0.0, 0.0], 5, 0.05, 1),  # the clock is too coarse
         ([], 5, 0.05, 1),
     ):
-        assert stopping_rule.choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected, (
-            seconds,
-            steps,
-        )
+        chosen = stopping_rule.choose_steps_per_block(series(seconds, steps), block_s, "cpu")
+        assert chosen == expected, (seconds, steps)
         assert stopping_rule.choose_steps_per_block(None, block_s, "cpu") == 1
     # On a GPU it is long beside the emptying of its queue: a quarter of a second, ten steps, or as many as fit into
     # 2.5 s, or as long as requested.
     for (step_s, block_s), expected in {
         (0.001, 0.05): 250, (0.04, 0.05): 10, (0.2, 0.05): 10, (0.5, 0.05): 5, (7.0, 0.05): 1, (0.001, 1.0): 1000,
     }.items():  # fmt: skip
-        assert stopping_rule.choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected, (
-            step_s,
-            block_s,
-        )
+        chosen = stopping_rule.choose_steps_per_block(series([step_s] * 5), block_s, "cuda")
+        assert chosen == expected, (step_s, block_s)
 
 
 def run_warmup(step_s, strategy=None, synchronous=True, **settings):

@@ -269,9 +269,8 @@ def test_the_last_loss_of_a_session_is_of_the_same_steps_at_any_speed(tmp_path):
     last = range(61 - FINAL_LOSS_STEPS, 61)
     for step_s in (0.001, 0.02):
         record = run_session(tmp_path, {"steps": 60}, {"step_s": step_s})
-        assert record.last_loss_sum / record.last_loss_samples == pytest.approx(
-            sum(1 / step for step in last) / len(last)
-        )
+        mean = sum(1 / step for step in last) / len(last)
+        assert record.last_loss_sum / record.last_loss_samples == pytest.approx(mean)
         assert [point.step for point in record.curve] == [48, 60] and record.stopped_by == "steps"
         blocks_s = sum(record.warmup_block_s[1:]) + sum(record.block_s)
         assert 0 < blocks_s <= record.curve[-1].train_s + 1e-9, "and what was cut short"

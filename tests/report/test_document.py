@@ -28,10 +28,8 @@ def test_ids_are_the_only_ones_and_hold_nothing_but_letters():
     ids = [group.make_id("gpu_util") for group in groups]
     assert len(set(ids)) == 12 and max(map(len, ids)) <= document.MAX_ID_LENGTH
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in ids)
-    assert (
-        CurveGroup("sync", 3, SHARED, [], []).make_id("epoch")
-        == "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
-    )
+    expected = "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
+    assert CurveGroup("sync", 3, SHARED, [], []).make_id("epoch") == expected
 
 
 def test_of_many_curves_and_groups_the_best_are_kept():

@@ -86,9 +86,8 @@ def test_tensorboard_reads_what_was_written(sweep):
         assert subprocess.check_output(export, timeout=300, text=True) == f"tensorboard --logdir {folder.parent}\n"
     assert sorted(path.name for path in folder.parent.iterdir()) == ["ddp-1-good", "ddp-2-bad"]
     assert len(list(folder.iterdir())) == 1 and len(scalebench.load(sweep)) == 2, "an export is no run"
-    read = json.loads(
-        subprocess.check_output([sys.executable, "-c", READ_EVENTS, folder], timeout=300).splitlines()[-1]
-    )
+    printed = subprocess.check_output([sys.executable, "-c", READ_EVENTS, folder], timeout=300)
+    read = json.loads(printed.splitlines()[-1])
     assert read["loss"] == [[step, 0.5] for step in STEPS]
     assert read["rate"] == pytest.approx(RATE) and read["settings"] == ["ddp", 1]
 

@@ -117,10 +117,8 @@ def test_the_terminal_has_a_narrow_table_of_trainings_and_a_wide_one():
     runs = [training_run("bare_torch", 1), training_run(metric="m\x1b]0;x\nse"), run("ddp_gloo", 4)]
     frame = frame_of_results(runs, [Path(each.run_id) for each in runs])
     tables = [*training.make_terminal_tables(frame)]
-    assert [row.cells[0].text for table in tables for row in table.rows] == [
-        "bare_torch on 1 device",
-        "ddp_gloo on 2 devices",
-    ]
+    expected = ["bare_torch on 1 device", "ddp_gloo on 2 devices"]
+    assert [row.cells[0].text for table in tables for row in table.rows] == expected
     assert ["gap" in table.columns for table in (tables[0], next(training.make_terminal_tables(frame, True)))] == [
         False,
         True,

@@ -168,8 +168,7 @@ def test_no_event_is_lost_or_changed(ranks):
         assert new["ts"] == event["ts"] - begin
         assert {**new, "ts": 0, "pid": 0, "id": 0} == {**event, "ts": 0, "pid": 0, "id": 0}
     for key in ("pid", "id"):
-        pairs = {
-            ((rank, repr(e[key])), n[key]) for (rank, e), n in zip(original, merged_events, strict=True) if key in e
-        }
+        both = list(zip(original, merged_events, strict=True))
+        pairs = {((rank, repr(e[key])), n[key]) for (rank, e), n in both if key in e}
         for side in (0, 1):
             assert max(Counter(pair[side] for pair in pairs).values(), default=1) == 1

@@ -159,8 +159,7 @@ def test_operations_that_a_library_does_not_support():
     error = RuntimeError("ProcessGroupX does not support gather\nat somewhere.cc")
     reason = not_measured_if_unsupported(error, "x of PyTorch 2", "gather")
     assert str(reason) == "x of PyTorch 2 has no gather: ProcessGroupX does not support gather"
-    assert (
-        str(not_measured_if_unsupported(NotImplementedError(), "x", "gather")) == "x has no gather: NotImplementedError"
-    )
+    expected = "x has no gather: NotImplementedError"
+    assert str(not_measured_if_unsupported(NotImplementedError(), "x", "gather")) == expected
     with pytest.raises(RuntimeError, match="peer closed"):
         not_measured_if_unsupported(RuntimeError("Connection closed by peer closed"), "x", "gather")

@@ -86,9 +86,8 @@ def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
     assert refusal(**{part: "fine"}) is None
     assert refusal(**{part: "twice"}) == BOTH.format(f"{part} 'twice'", "first-plugin", "second-plugin")
     assert refusal(**{part: ours}) == BOTH.format(f"{part} '{ours}'", "scalebench", "first-plugin")
-    assert (refusal(**{part: "bare"}) or "").startswith(
-        f"{part} 'bare': first-plugin registers it and brings no {part}/"
-    )
+    line = f"{part} 'bare': first-plugin registers it and brings no {part}/"
+    assert (refusal(**{part: "bare"}) or "").startswith(line)
     assert registry.names_without_yaml() == {(part, "bare")}
 
 
@@ -108,9 +107,8 @@ def test_the_baseline_of_a_plugins_strategy(dists):
         registry.refuse_broken_plugins(config)
     config.strategy.baseline = "bare_torhc"
     reason = "no strategy 'bare_torhc'; did you mean 'bare_torch'"
-    with pytest.raises(
-        PluginError, match=rf"^strategy 'mine' of my-plugin names the baseline 'bare_torhc': {reason}\?"
-    ):
+    message = rf"^strategy 'mine' of my-plugin names the baseline 'bare_torhc': {reason}\?"
+    with pytest.raises(PluginError, match=message):
         registry.refuse_broken_plugins(config)
 
 

@@ -146,9 +146,8 @@ def test_one_job_does_a_sweep_and_trainings_to_a_stop_have_their_own(call):
     LocalCluster.jobs.clear()
     assert call(*words[:3], "hydra.sweep.dir=t", "train.stop.steps=3")[0] == 0
     assert [job.folder.name for job in LocalCluster.jobs] == ["0", "1"]
-    status, _, err = call(
-        *words[:4], "hydra.sweep.dir=u", "hardware.slurm.jobs=one", "hardware.slurm.partition=main,low"
-    )
+    one_job = ("hardware.slurm.jobs=one", "hardware.slurm.partition=main,low")
+    status, _, err = call(*words[:4], "hydra.sweep.dir=u", *one_job)
     differs = "hardware.slurm differs between the runs of this sweep"
     assert (status, err) == (2, f"scalebench: hardware.slurm.jobs=one: {differs}\n")
 

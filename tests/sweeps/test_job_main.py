@@ -103,11 +103,8 @@ def test_runs_of_a_unit_take_turns_and_units_follow_each_other(tmp_path, capsys)
     write_job(tmp_path / "job0", [0, 1], [2])
     job_main.run_job(str(tmp_path / "job0"))
     results = [read_result(tmp_path / str(number) / RESULT_FILE) for number in range(3)]
-    assert [(result.status, result.cohort is None) for result in results] == [
-        ("ok", False),
-        ("ok", False),
-        ("ok", True),
-    ]
+    expected = [("ok", False), ("ok", False), ("ok", True)]
+    assert [(result.status, result.cohort is None) for result in results] == expected
     assert results[0].cohort == results[1].cohort and results[1].started_at < results[2].started_at
     assert capsys.readouterr().out == 3 * "scalebench: simulated gpus=1 ok\n"
 

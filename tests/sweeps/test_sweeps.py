@@ -61,9 +61,8 @@ def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep):
     assert ends == [(2, 0, "failed"), (2, 1, "failed"), (1, 0, "ok"), (1, 1, "ok")]
     assert frame.reason.iloc[0] == "rank 1: RuntimeError: failed as configured"
     assert "[1-4/4] 4 runs in turns ..." in out
-    starts = re.findall(
-        r"^\[1-4/4\] 4 runs in turns: (\d) of 4 started(?:; first figures in about \d+ s)?$", out, re.MULTILINE
-    )
+    pattern = r"^\[1-4/4\] 4 runs in turns: (\d) of 4 started(?:; first figures in about \d+ s)?$"
+    starts = re.findall(pattern, out, re.MULTILINE)
     assert starts == ["1", "2", "3", "4"]
     end = r"(failed: rank 1: .*|[\d,]+ samples/s( ± [\d.]+ %)?  \d+ s in turns)"
     assert len(re.findall(rf"^[✓✗] \[[1-4]/4\] simulated [12] devices? seed=[01]  {end}$", out, re.MULTILINE)) == 4

@@ -100,10 +100,8 @@ def test_an_observation_that_raises_is_a_line(error, verdict, text):
 def test_truths_that_a_rank_did_not_reach_fail():
     record = {"measured": {"timer": times(0.01)}, "errors": {"copy": "RuntimeError: no"}}
     lines = gpu_truths.judge_rank(record, ("timer", "copy", "memory"), "killed by SIGSEGV\nlog")
-    assert [(line.verdict, line.text) for line in lines[1:]] == [
-        (FAIL, "RuntimeError: no"),
-        (FAIL, "killed by SIGSEGV"),
-    ]
+    expected = [(FAIL, "RuntimeError: no"), (FAIL, "killed by SIGSEGV")]
+    assert [(line.verdict, line.text) for line in lines[1:]] == expected
     assert lines[0].verdict == PASS and lines[2].detail == "killed by SIGSEGV\nlog"
 
 

@@ -132,9 +132,8 @@ def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slo
         marks = {mark.name for mark in one.pytestmark} if hasattr(one, "pytestmark") else set()
         quick[one.stated().adapter] += "slow" not in marks
     # One process with several GPUs: there is nothing to run without them.
-    assert {target for target, count in quick.items() if not count} == {
-        read_strategy_config("data_parallel")["adapter"]
-    }
+    without_gpus = read_strategy_config("data_parallel")["adapter"]
+    assert {target for target, count in quick.items() if not count} == {without_gpus}
 
 
 def test_rows_of_approximate_strategies_are_flagged():

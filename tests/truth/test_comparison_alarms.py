@@ -40,9 +40,8 @@ class World:
             facts, is_slower = RunFacts({"strategy.name": "ddp", "gpus": str(gpus)}, {}), gpus == 1 or self.every_row
             for side, repeats in zip("ab", self.repeats, strict=True):
                 mean = 200.0 * gpus * (1 - self.slower * (side == "b" and is_slower))
-                runs = [
-                    (run, day) for day in days[side] for run in make_runs(side, [0.1] * repeats, gpus=gpus, day=day)
-                ]
+                times = [0.1] * repeats
+                runs = [(run, day) for day in days[side] for run in make_runs(side, times, gpus=gpus, day=day)]
                 templates += [(dataclasses.replace(run, facts=facts), day, mean) for run, day in runs]
         return templates
 

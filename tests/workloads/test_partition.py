@@ -143,9 +143,8 @@ def test_equally_good_cuts_send_the_least_data():
 
 def test_too_many_stages_are_an_input_error():
     mlp = load_model("mlp")
-    with pytest.raises(
-        InputError, match=r"^model mlp can be cut into at most 5 stages, the strategy needs 8: lower gpus$"
-    ):
+    message = r"^model mlp can be cut into at most 5 stages, the strategy needs 8: lower gpus$"
+    with pytest.raises(InputError, match=message):
         split_into_stages(mlp, 8, node_training_flops(mlp))
     with pytest.raises(InputError, match="the strategy needs 0: use at least 1"):
         split_into_stages(mlp, 0, node_training_flops(mlp))

@@ -206,7 +206,6 @@ def test_an_edited_loss_is_another_run(steps_file, tmp_path):
     assert user_code.identify_model(model).code_digest != before
     models = [ModelSpec("mlp", input_shape=[8]), ModelSpec("custom", torch="plain:build", loss="mse", metric="auto")]
     for model in models:
-        with pytest.raises(
-            InputError, match=r"dataset=it has several of a sample \(ids int64 \(8,\)\), for which scale"
-        ):
+        message = r"dataset=it has several of a sample \(ids int64 \(8,\)\), for which scale"
+        with pytest.raises(InputError, match=message):
             user_code.complete_model(model, TOKENS, "it")

@@ -241,9 +241,8 @@ def test_launch_latency_and_small_kernels():
     ("strategy", "wrapper"), [("lightning_ddp_gloo", "Lightning's Trainer"), ("horovod_gloo", "horovod")]
 )
 def test_overhead_of_a_wrapper(strategy, wrapper):
-    cause = find_cause(
-        attributed(contended(strategy=strategy), own=sample.one_device_run(strategy, 0.014)), "wrapper_overhead"
-    )
+    own = sample.one_device_run(strategy, 0.014)
+    cause = find_cause(attributed(contended(strategy=strategy), own=own), "wrapper_overhead")
     assert wrapper in cause.cause and "4.00 ms in a step of 10 samples" in cause.evidence
     assert ("loggers" in cause.remedy) is strategy.startswith("lightning")
     assert find_cause(attributed(), "wrapper_overhead") is None  # of half a millisecond, less than a tenth

@@ -154,9 +154,8 @@ def test_the_store_can_be_elsewhere_and_no_file(tmp_path, monkeypatch):
 
 def test_what_there_is_instead():
     here = "cpu a processor, 2 cores, about 8 GiB, no GPU"
-    assert baseline_store.explain_missing_baseline("main", [kind()]) == (
-        f"no baseline 'main' in .scalebench/baselines ({here}); saved names: none"
-    )
+    expected = f"no baseline 'main' in .scalebench/baselines ({here}); saved names: none"
+    assert baseline_store.explain_missing_baseline("main", [kind()]) == expected
     write_folder("a", [0.1], **machine_settings(cpus=4))
     save("a")
     assert baseline_store.explain_missing_baseline("main", [kind(), kind()]) == (
@@ -169,6 +168,5 @@ def test_a_machine_file_that_is_broken_is_passed_over():
     write_folder("a", [0.1])
     save("a")
     (baseline_store.store_folder() / kind().fingerprint / "machine.json").write_text("{")
-    assert (
-        baseline_store.list_saved_baselines() == [] and len(baseline_store.find_baseline_folders("main", [kind()])) == 1
-    )
+    assert baseline_store.list_saved_baselines() == []
+    assert len(baseline_store.find_baseline_folders("main", [kind()])) == 1

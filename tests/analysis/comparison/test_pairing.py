@@ -132,9 +132,8 @@ def test_rows_are_merged_only_without_the_seed():
     key = "strategy.options.step_s"
     steps = [one for s in (1, 2) for one in make_runs("a", [s], "simulated", run_id=str(s), options={"step_s": s})]
     side = rows_of.make_side("A", steps, [key])
-    assert (
-        side.rows == {} and [reason for _, reason in side.refused] == [f"without {key} several rows are one: 1, 2"] * 2
-    )
+    assert side.rows == {}
+    assert [reason for _, reason in side.refused] == [f"without {key} several rows are one: 1, 2"] * 2
 
 
 @pytest.mark.parametrize(
@@ -176,9 +175,8 @@ def test_strategies_of_one_name_differ_by_their_options_and_the_base_goes_first(
     assert [one.run_id for one in values["horovod_gloo"]] == ["a-horovod_gloo-1-0", "a-horovod_gloo-1-1"]
     for base in values:
         assert names(runs, "strategy", base) == [base, *(name for name in values if name != base)]
-    with pytest.raises(
-        InputError, match=r"^--base: no value of strategy 'horovod_glo'; did you mean 'horovod_gloo'\?$"
-    ):
+    message = r"^--base: no value of strategy 'horovod_glo'; did you mean 'horovod_gloo'\?$"
+    with pytest.raises(InputError, match=message):
         names(runs, "strategy", "horovod_glo")
 
 

@@ -226,9 +226,8 @@ def test_one_worker_that_has_all_cores_is_met(monkeypatch):
 def test_cores_of_other_hardware():
     runs = on_two_cores(make_runs())
     target = {**ALPHA, "devices": "cpu", "cpus_per_node": 4}
-    four, eight, unknown = (
-        predict_one(runs, hardware={**target, "cpus_per_node": cores}).forecast(8) for cores in (4, 8, None)
-    )
+    targets = [{**target, "cpus_per_node": cores} for cores in (4, 8, None)]
+    four, eight, unknown = (predict_one(runs, hardware=each).forecast(8) for each in targets)
     assert four.throughput.value == pytest.approx(eight.throughput.value / 2, rel=0.2)
     on_gpus = predict_one(runs, hardware={**ALPHA, "cpus_per_node": 1}).forecast(8)
     assert [each.limited_by == "host" for each in (four, unknown, on_gpus)] == [True, False, False]
@@ -306,9 +305,8 @@ KINDS = {
 
 def test_what_devices_exchange_is_what_the_yaml_of_their_strategy_says():
     """Whatever the name: a plugin's may hold any word."""
-    assert {kind: {sync_kind(record(name, 2)) for name in names.split()} for kind, names in KINDS.items()} == {
-        kind: {kind} for kind in KINDS
-    }
+    expected = {kind: {kind} for kind in KINDS}
+    assert {kind: {sync_kind(record(name, 2)) for name in names.split()} for kind, names in KINDS.items()} == expected
     made = record("ddp", 2)
     del made.spec["strategy"]["sync"]
     with pytest.raises(InputError, match=r"strategy\.sync"):

@@ -173,9 +173,8 @@ def test_amd_gpus_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_builds, "read_torch_version", lambda name: "2.13.0+cpu")
     assert gpus.find_unsupported_gpus() is None
     put(tmp_path, "dev/kfd", "")
-    assert (gpus.find_unsupported_gpus() or "").startswith(
-        "AMD GPUs (/dev/kfd), and torch 2.13.0+cpu is a build without"
-    )
+    reason = "AMD GPUs (/dev/kfd), and torch 2.13.0+cpu is a build without"
+    assert (gpus.find_unsupported_gpus() or "").startswith(reason)
     local = resolve(compose_config(["strategy=simulated", "hardware=local"]))
     assert local.device == "cpu" and "unsupported_gpus" in local.flags
     assert "unsupported_gpus" not in resolve(compose_config(["strategy=simulated", "hardware=cpu"])).flags

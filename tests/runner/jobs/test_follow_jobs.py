@@ -102,10 +102,8 @@ def test_adopted_jobs_are_followed_and_not_submitted(tmp_path):
     scheduler = first.scheduler
     scheduler.scripts = [SUCCESSFUL]
     second = Sweep(tmp_path, scheduler, max_jobs=1)
-    assert [(number, result.status) for number, result in second.ends(requests[1:], requests[:1])] == [
-        (0, "ok"),
-        (1, "ok"),
-    ]
+    expected = [(0, "ok"), (1, "ok")]
+    assert [(number, result.status) for number, result in second.ends(requests[1:], requests[:1])] == expected
     assert scheduler.submitted == [tmp_path / "0", tmp_path / "1"]
 
 

@@ -243,9 +243,8 @@ def test_agents_that_do_not_come_are_a_failed_run(hands, tmp_path):
         hands.launch("stand_in", spec=spec_of(timeout_s=4.0))
     assert str(caught.value) == "no agent came from node 127.0.0.1 within 4 s; start there what is printed above"
     late = subprocess.run(hands.lines()[SECOND], capture_output=True, text=True, timeout=60, check=False)
-    assert late.returncode == 2 and late.stderr.endswith(
-        "agent.key cannot be read (No such file or directory); is its run over?\n"
-    )
+    assert late.returncode == 2
+    assert late.stderr.endswith("agent.key cannot be read (No such file or directory); is its run over?\n")
     result = run_spec(spec_of(["a:1", "b:1"], timeout_s=0.2), tmp_path / "run")
     reason = "no agent came from node a, b within 0.2 s; start there what is printed above"
     assert (result.status, result.reason) == ("failed", f"the processes could not be started: {reason}")
@@ -310,18 +309,15 @@ def group(tmp_path):
 
 def test_an_agent_that_is_not_wanted_is_refused_in_one_line(group, tmp_path):
     address, key = group.listen([FIRST, SECOND]), group.key
-    assert (
-        refusal(address, "--node", "node7", key=key)
-        == "the run has no ranks for node7; it waits for localhost, 127.0.0.1"
-    )
+    expected = "the run has no ranks for node7; it waits for localhost, 127.0.0.1"
+    assert refusal(address, "--node", "node7", key=key) == expected
     other = f"the program at {address} has another key: that of another run?"
     assert refusal(address, "--node", FIRST, key=secrets.token_hex(32)) == other
     assert refusal(address, "--node", FIRST).startswith(f"no key: set {process.KEY_VARIABLE}, or name a file")
     (tmp_path / "key").write_text(key)
     (tmp_path / "key").chmod(0o640)
-    assert refusal(address, "--node", FIRST, "--key-file", str(tmp_path / "key")).endswith(
-        "chmod 600 it, and let it be yours"
-    )
+    line = refusal(address, "--node", FIRST, "--key-file", str(tmp_path / "key"))
+    assert line.endswith("chmod 600 it, and let it be yours")
     # Of two for one node the second is refused, and one of a rank that mpirun started where nothing says which.
     first = link.connect(address, key)
     first.send(link.Hello(FIRST, "a host"))

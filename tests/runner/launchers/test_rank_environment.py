@@ -23,9 +23,8 @@ def test_each_rank_has_its_own_variables(monkeypatch):
     spec = simulated_spec(gpus=3)
     spec.places[1].threads = 7
     spec.places[2].node, spec.places[2].local_rank = 1, 0
-    first, second, third = (
-        rank_environment.build_environment(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3)
-    )
+    build = rank_environment.build_environment
+    first, second, third = (build(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3))
     assert (first["RANK"], second["RANK"], third["RANK"]) == ("0", "1", "2")
     assert (first["LOCAL_RANK"], second["LOCAL_RANK"], third["LOCAL_RANK"]) == ("0", "1", "0")
     assert (first["LOCAL_WORLD_SIZE"], third["LOCAL_WORLD_SIZE"], third["NODE_RANK"]) == ("2", "1", "1")

@@ -98,9 +98,8 @@ def test_a_command_names_its_program_and_ends_with_its_arguments(tmp_path):
     words = ["script.command=python -m torch.distributed.run --nproc-per-node=@gpus train.py --lr 1", "script.args.b=2"]
     spec = plan(*words)
     assert (spec.config.model.name, spec.processes) == ("train.py", 2)
-    assert " ".join(render_arguments(spec, tmp_path)) == (
-        "python -m torch.distributed.run --nproc-per-node=2 train.py --lr 1 -b 2"
-    )
+    expected = "python -m torch.distributed.run --nproc-per-node=2 train.py --lr 1 -b 2"
+    assert " ".join(render_arguments(spec, tmp_path)) == expected
     assert plan("script.command=accelerate launch -m pkg.train").config.model.name == "-m pkg.train"
 
 

@@ -94,9 +94,8 @@ def index_names(config, out):
 def test_records_are_shared_in_the_order_of_the_files(folder, tmp_path, workers):
     names = index_names(write_records(folder, tmp_path), tmp_path)
     settings = {"names": names, "records": True, "classes": CLASSES}
-    shares = [
-        take(read_with_tensorflow(open_source(tmp_path, workers, replica, **settings)), 6) for replica in range(2)
-    ]
+    sources = [open_source(tmp_path, workers, replica, **settings) for replica in range(2)]
+    shares = [take(read_with_tensorflow(source), 6) for source in sources]
     targets = [int(label) for parts in zip(*shares, strict=True) for part in parts for label in part.targets]
     assert targets == [number % CLASSES for number in range(COUNT)] * 2
     assert [part.samples for part in shares[0]] == [3, 3, 2] * 2

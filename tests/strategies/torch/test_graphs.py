@@ -151,9 +151,8 @@ def test_a_step_that_cannot_be_captured_is_unsupported_with_its_reason(strategy,
             raise RuntimeError("capture was invalidated")  # as the end of the context does
 
     monkeypatch.setattr(StepGraphs, "capture", fail)
-    with pytest.raises(
-        Unsupported, match=r"materials_cnn cannot be captured, .* not permitted .*: take train.compile=none"
-    ):
+    message = r"materials_cnn cannot be captured, .* not permitted .*: take train.compile=none"
+    with pytest.raises(Unsupported, match=message):
         adapter.step(batch)
     memory = torch.cuda.OutOfMemoryError("full")
     monkeypatch.setattr(StepGraphs, "capture", lambda self, train: (_ for _ in ()).throw(memory))

@@ -50,9 +50,8 @@ def test_weights_start_from_the_seed_and_errors_of_the_setup_are_raised(strategy
 )
 def test_an_older_pytorch_is_unsupported(strategy, monkeypatch, name, newest, needed):
     monkeypatch.setattr(torch, "__version__", newest)
-    with pytest.raises(
-        Unsupported, match=f"^{name} needs PyTorch {needed} or newer, found {re.escape(newest)}: update"
-    ):
+    message = f"^{name} needs PyTorch {needed} or newer, found {re.escape(newest)}: update"
+    with pytest.raises(Unsupported, match=message):
         strategy(name)
 
 

@@ -285,9 +285,8 @@ def test_eight_ranks_step_as_on_gpus(name, optimizer_name, eight_ranks):
         assert torch.equal(old, new) == (id(parameter) not in owned)
     for group in stepped.param_groups:
         is_sharded = hasattr(group["params"][0], "to_local")
-        expected = (
-            "foreach" if is_sharded and optimizer_name in ("sgd", "momentum", "nesterov") else KERNELS[optimizer_name]
-        )
+        is_foreach = is_sharded and optimizer_name in ("sgd", "momentum", "nesterov")
+        expected = "foreach" if is_foreach else KERNELS[optimizer_name]
         assert [kernel for kernel in ("fused", "foreach") if group.get(kernel)] == [expected]
     adapter.close()
     assert not dist.is_initialized()

@@ -114,9 +114,8 @@ def test_fsdp_messages_state_and_evaluation(tmp_path, kept):
     for observed in ranks:
         sent = [("all_gather", size // 2) for size in gathered.elements()] + [("all_reduce", size) for size in layers]
         # The middle dense layer has 125 rows of 1200, which come as twice 63.
-        sent = [
-            (name, size + (4 * 1200 // (2 if name == "all_gather" else 1)) * (size > 100_000)) for name, size in sent
-        ]
+        shares = {"all_gather": 2, "all_reduce": 1}
+        sent = [(name, size + 4 * 1200 // shares[name] * (size > 100_000)) for name, size in sent]
         assert count(observed["step"]) == count(observed["again"]) == Counter(sent)
         assert count(observed["isolated_sync"]) == Counter(sent)
         assert observed["without_sync"] == []

@@ -76,11 +76,8 @@ IMAGES = {**CLASSIFIER, "model__input_shape": [32, 32, 3], "dataset__classes": 1
     [("default", "nchw", "float32"), ("nchw", "nchw", "bfloat16"), ("nhwc", "nhwc", "float32")],
 )
 def test_images_and_labels(strategy, requested, used, precision):
-    options = {
-        "train__data_format": requested,
-        "train__precision": precision,
-        "model__options": {"view": requested != "nhwc"},
-    }
+    layout = {"train__data_format": requested, "model__options": {"view": requested != "nhwc"}}
+    options = {**layout, "train__precision": precision}
     adapter = strategy("bare_torch", **user_model("Images", **IMAGES), **options)
     source = Source(*make_images(101), global_batch=20, seed=3, replica=0, replicas=1)
     losses = [float(part.loss_sum) / part.samples for part in map(adapter.step, islice(adapter.feed(source), 60))]

@@ -175,9 +175,8 @@ def test_size_and_classes_are_fixed(tmp_path, monkeypatch):
             prepare(tmp_path, path, **changes)
     grey = image_config("cifar10", tmp_path, size=60, path=str(path))
     grey.model.input_shape = [32, 32, 1]
-    with pytest.raises(
-        InputError, match=r"of \(32, 32, 3\), model=net takes \(32, 32, 1\): .*or set dataset.image_size"
-    ):
+    reason = r"of \(32, 32, 3\), model=net takes \(32, 32, 1\): .*or set dataset.image_size"
+    with pytest.raises(InputError, match=reason):
         datasets.prepare(grey)
 
 

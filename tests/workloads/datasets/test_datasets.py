@@ -146,7 +146,6 @@ def test_open_shapes_become_those_of_the_samples(tmp_path, case):
 
 def test_samples_without_shapes_are_refused(tmp_path):
     np.savez(tmp_path / "flat.npz", inputs=np.ones(5), targets=np.ones((5, 3)))
-    with pytest.raises(
-        InputError, match=r"^dataset.path=.*flat.npz has inputs of shape \(5,\): they should be \(n, \.\.\.\)"
-    ):
+    message = r"^dataset.path=.*flat.npz has inputs of shape \(5,\): they should be \(n, \.\.\.\)"
+    with pytest.raises(InputError, match=message):
         fill(tmp_path, {}, "materials", path="flat.npz")

@@ -109,9 +109,8 @@ def test_no_npz_at_all(tmp_path):
 def test_what_unpacks_to_more_than_there_is_room_for(tmp_path, monkeypatch, short):
     if short == "memory":
         content = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            content, {"descr": "<f8", "fortran_order": False, "shape": (2**50, 200, 3)}
-        )
+        header = {"descr": "<f8", "fortran_order": False, "shape": (2**50, 200, 3)}
+        np.lib.format.write_array_header_1_0(content, header)
         with zipfile.ZipFile(tmp_path / "data.npz", "w") as file:
             for name in user_file.ARRAY_NAMES:
                 file.writestr(f"{name}.npy", content.getvalue())

@@ -253,10 +253,8 @@ def test_segments_are_the_complete_network(model):
 def test_measured_seconds_balance_the_stages():
     config = spec_of("model_parallel").config
     network = networks.build_network(config.model)
-    few, many = (
-        measure_node_costs(network, config, samples, CPU, Precision("float32", CPU), lambda: None)
-        for samples in (2, 256)
-    )
+    precision = Precision("float32", CPU)
+    few, many = (measure_node_costs(network, config, n, CPU, precision, lambda: None) for n in (2, 256))
     ends = {segment.output.name for segment in cut_into_segments(network)}
     for costs in (few, many):
         assert {node.name for node, cost in zip(network.nodes, costs, strict=True) if cost > 0} == ends

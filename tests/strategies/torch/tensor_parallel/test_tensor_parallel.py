@@ -126,11 +126,8 @@ def test_no_other_plan_is_better(widths, devices, include_single):
     kinds = {("columns", True): "c", ("columns", False): "c", ("rows", False): "r", ("rows", True): "p"}
     layers = [splits.get(f"dense{at}") for at in range(len(widths) - 1)]
     actual = ["w" if split is None else kinds[split.by, split.paired] for split in layers]
-    ways = [
-        way
-        for way in itertools.product("crwp", repeat=len(widths) - 1)
-        if possible(way, widths, devices, include_single)
-    ]
+    every = itertools.product("crwp", repeat=len(widths) - 1)
+    ways = [way for way in every if possible(way, widths, devices, include_single)]
     assert tuple(actual) in ways
     assert cost_of(actual, widths) == min(cost_of(way, widths) for way in ways)
 
