@@ -139,18 +139,18 @@ class Measurement:
     def list_flags(self) -> list[str]:
         """Return the flags of the record, and those that its figures show without those of other runs."""
         result, rate, work = self.result, self.throughput, self.result.workload
-        flags = counting_flags(result)
+        flags, of_program = counting_flags(result), user_program.program_flags(result)
         if result.status == "ok":
             target, repeats = _wanted_half_width(result), result.spec.get("measure", {}).get("repeats") or 1
             if rate is None or not rate.has_limits:
-                flags.append("no_interval")
+                flags += ["no_interval"] if "samples_unknown" not in of_program else []
             # A training goes on to its end, and each of several repeats may be wider (RunSpec.repeat_settings).
             elif not result.quality.curve and isinstance(target, (int, float)):
                 is_wide = rate.relative_half_width() > target * math.sqrt(repeats)
                 flags += ["target_missed"] if is_wide else []
             flags += ["warmup_left"] if any(group.warmup_blocks for group in self.groups) else []
             flags += ["drifts"] if self.steady is False else []
-        flags += user_program.program_flags(result)
+        flags += of_program
         host_wait = step_breakdown.gpu_cells(result, self.step_s)["host_wait_share"]
         flags += ["host_limited"] if host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE else []
         flags += ["mfu_above_1"] if (self.mfu or 0.0) > 1 else []

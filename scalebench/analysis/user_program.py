@@ -13,6 +13,7 @@ from scalebench.core.result import RankRecord, Result
 
 MIN_TRAINED_BLOCKS = 8  # with fewer all count: where epochs are shorter than blocks, each holds the end of one
 MAX_HOOKS_SHARE = 0.01
+MAX_BATCH_SPREAD = 0.1  # of the samples of a step between the middle 80 % of blocks, over their median
 MAX_BATCH_DIFFERENCE = 0.01  # of the samples of a step, between numbers of devices
 PROGRAM = "script"  # the strategy of such runs
 
@@ -81,7 +82,13 @@ def program_flags(result: Result) -> list[str]:
     if not has_program(result) or result.status != "ok":
         return []
     flags = ["hooks_cost"] if (hooks_share(result) or 0.0) > MAX_HOOKS_SHARE else []
-    return flags + (["samples_unknown"] if result.scale.global_batch is None else [])
+    if result.scale.global_batch is None:
+        return [*flags, "samples_unknown"]
+    blocks = [sum(samples) for samples in zip(*(rank.block_samples for rank in result.ranks), strict=False)]
+    if not blocks:
+        return flags
+    low, median, high = np.quantile(np.array(blocks)[mark_training(result.ranks, len(blocks))], (0.1, 0.5, 0.9))
+    return flags + ["batches_vary"] * bool(high - low > MAX_BATCH_SPREAD * median)
 
 
 def scaling_flags(run: RunIdentity, baseline: RunIdentity | None) -> list[str]:

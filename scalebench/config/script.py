@@ -9,7 +9,7 @@ from dataclasses import replace
 from scalebench.config.aliases import split_override
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec, TrainSpec, has_stop
-from scalebench.strategies.script.arguments import BATCH_PLACEHOLDERS, check_script, find_program
+from scalebench.strategies.script.arguments import BATCH_PLACEHOLDERS, check_script, find_program, flatten_arguments
 
 NAME = "script"  # of the strategy, and the group of keys
 OWN_DATA = "its own data"
@@ -73,7 +73,7 @@ def settle_script(config: Config) -> Config:
         if config.script.fixed:
             raise InputError("what follows -- are arguments of a program of yours: name it with script=train.py")
         return config
-    script, train = config.script, config.train
+    script, train = replace(config.script, args=flatten_arguments(config.script.args)), config.train
     if script.command is not None:
         script = replace(script, path=find_program(script))
         if config.strategy.launcher != "local":

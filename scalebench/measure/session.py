@@ -234,7 +234,8 @@ class Session:
 
     def _check_backend(self) -> None:
         requested, used = self.spec.config.strategy.backend, self.record.backend_used
-        if used is None and self.spec.gpus == 1:  # one device has no other to synchronize with
+        # One device has no other to synchronize with, and a program that has ended was not observed.
+        if used is None and (self.spec.gpus == 1 or self.strategy.has_ended):
             return
         if "backend_used" in self.record.probe_failures:  # nobody knows: a null, and a flag on the row
             return

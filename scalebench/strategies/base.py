@@ -207,6 +207,7 @@ class Strategy(Probes, ABC):
     """
 
     has_program: ClassVar[bool] = False  # a program of the user's owns the loop and the main thread: `run_program`
+    has_ended: bool = False  # that program, which then shows nothing more
     sign_of_life: Callable[[], None] = staticmethod(lambda: None)  # set by the session: call it in a long wait
 
     def __init__(self, spec: RunSpec, rank: int) -> None:

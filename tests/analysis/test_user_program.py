@@ -54,6 +54,23 @@ def test_hooks_that_take_more_than_a_hundredth_of_a_step_are_a_flag(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("samples", "pauses", "flags"),
+    [
+        ([8] * 20, (), ""),
+        ([8, 16, 32, 64] * 5, (), "batches_vary"),
+        ([8] * 9 + [2] + [8] * 9 + [2], (9, 19), ""),  # the last batches of epochs
+        ([0] * 20, (), "samples_unknown"),  # which no longer measurement tells
+    ],
+)
+def test_samples_of_a_step_that_vary_or_are_unknown_are_a_flag(samples, pauses, flags, tmp_path):
+    result = of_program(pauses)
+    ranks = [dataclasses.replace(rank, block_samples=samples) for rank in result.ranks]
+    scale = dataclasses.replace(result.scale, global_batch=16 if any(samples) else None)
+    cells = summarize_run(dataclasses.replace(result, ranks=ranks, scale=scale), tmp_path).cells
+    assert (cells["flags"] or "") == flags
+
+
+@pytest.mark.parametrize(
     ("scaling", "batches", "is_other"),
     [("weak", (8, 8), False), ("weak", (8, 4), True), ("strong", (8, 4), False), ("strong", (8, 8), True)],
 )

@@ -109,7 +109,7 @@ def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
     ("while True: train(net, optimizer)", "formed no group of 2 processes: these are 2 independent trainings"),
     ('dist.init_process_group("gloo")\nwhile True: train(net, optimizer)', "exchange nothing: is its model wrapped in"),
     (f"{GROUP}for step in range(3): optimizer.step()", "train.py ended by itself after 3 steps"),
-    ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)", "starts processes of its own (mp.spawn)"),
+    ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=4)", "train.py starts 4 processes by mp.spawn"),
 ])  # fmt: skip
 def test_ranks_that_do_not_train_together_fail(text, reason, tmp_path):
     status, output, result = run(tmp_path, write(tmp_path, LOOP + text))

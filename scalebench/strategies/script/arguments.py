@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,24 @@ def main_program(script: ScriptSpec) -> str:
     return os.path.abspath(script_folder(script) / Path(path).expanduser())
 
 
+def flatten_arguments(args: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return arguments by their full names: `script.args.optim.lr=0.1`, whose dot makes a group here, is optim.lr."""
+    flat: dict[str, Any] = {}
+    for key, value in args.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten_arguments(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def check_script(script: ScriptSpec) -> str | None:
     """Return 16 hex digits of the program's file, None for an installed module. Raise InputError for what cannot be
     started: no such file, no valid Python, an unknown placeholder, or a secret that would be in the record."""
     for key, value in script.args.items():
         words = value if isinstance(value, list) else [value]
         if any(isinstance(word, dict) for word in words):
-            raise InputError(f"script.args.{key} should be a value or a list: {value}")
+            raise InputError(f"script.args.{key} should be a value or a list of values: {value}")
         _check_words(f"script.args.{key}", key, [str(word) for word in words])
     typed = [*_split_command(script), *script.fixed]
     for before, word in zip(["", *typed], typed, strict=False):

@@ -23,6 +23,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.probe_record import Profile
 from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.result import ScriptRecord
+from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop, LossPart, NotMeasured, Strategy, WrongGroup, never_measured
 from scalebench.strategies.rank_channel import Late, RankChannel
@@ -96,7 +97,7 @@ class Script(Strategy):
         return itertools.count(1)
 
     def train(self, loop: Loop) -> None:
-        if self._ended is not None:
+        if self.has_ended:
             raise self.not_measured(ENDED)
         self._loops.put(loop)
         with suppress(ProgramEnded):  # the session decides whether that was enough
@@ -197,9 +198,9 @@ class Script(Strategy):
     def run_program(self) -> None:
         """Run the program, as Python itself would."""
         started = read_started_program()  # by a command of the user's, which has set its folder
-        script = self.spec.config.script
+        script, folder = self.spec.config.script, Path(sys.argv[1]).absolute()
         if started is None:
-            started = [str(script.path), *arguments.render_arguments(self.spec, Path(sys.argv[1]))]
+            started = [str(script.path), *arguments.render_arguments(self.spec, folder)]
             os.chdir(arguments.script_folder(script))
         actions = {
             "torch": self.hooks.install,
@@ -212,13 +213,13 @@ class Script(Strategy):
         if script.command is None and self.spec.processes > 1:
             actions["horovod"] = self._prepare_horovod
         sys.meta_path.insert(0, AfterImport(actions))
-        failure = run_as_main(*started)
+        failure = run_as_main(*started, log=folder / rank_log_name(self.place.rank))
         if failure is None:
             more = "more epochs, or a larger subset" if self.steps else "no optimizer step was seen"
             failure = ProgramEnded(
                 f"{self.name} ended by itself after {self.steps} steps, and measuring needs more: {more}"
             )
-        self._ended = failure
+        self._ended, self.has_ended = failure, True
         self._answers.put(failure)
 
     def _prepare_horovod(self, package: ModuleType) -> None:
@@ -327,7 +328,7 @@ class Script(Strategy):
     def backend_used(self) -> str | None:
         if self.spec.gpus > 1 and self.keras.is_used:
             return type(self.keras.strategy).__name__
-        if self.spec.gpus == 1 or self.hooks.torch is None or self._ended is not None:
+        if self.spec.gpus == 1 or self.hooks.torch is None or self.has_ended:
             return None
         if self.hooks.horovods():  # which PyTorch's profiler does not see
             horovod = sys.modules["horovod.torch"]
@@ -339,7 +340,7 @@ class Script(Strategy):
         return backend or ("in one process" if self.spec.processes == 1 else None)
 
     def settings_used(self) -> dict[str, str]:
-        if self.hooks.torch is None or (self._ended is not None and self._profiled is None):
+        if self.hooks.torch is None or (self.has_ended and self._profiled is None):
             return {}
         from scalebench.strategies.torch.profiling import identify_settings
 

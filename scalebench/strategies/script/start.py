@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.util
 import json
@@ -17,8 +18,11 @@ from types import ModuleType
 from typing import Any
 
 from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
-from scalebench.core.errors import InputError, nearest_name
+from scalebench.core.errors import InputError, describe_exception, nearest_name
+from scalebench.core.json_files import read_tail
 from scalebench.strategies.script.arguments import MODULE
+
+LOG_TAIL_BYTES, MAX_LINE_CHARACTERS = 4096, 300  # of the output of a program that ended without a word
 
 
 def read_started_program() -> list[str] | None:
@@ -27,8 +31,9 @@ def read_started_program() -> list[str] | None:
     return None if text is None else [str(word) for word in json.loads(text)]
 
 
-def run_as_main(program: str, *words: str) -> BaseException | None:
-    """Run a program, or a module behind `-m `, as the main one. Return why it failed; None where it came to its end."""
+def run_as_main(program: str, *words: str, log: Path | None = None) -> BaseException | None:
+    """Run a program, or a module behind `-m `, as the main one, whose output is in `log`. Return why it failed; None
+    where it came to its end."""
     name = program.rpartition("/")[2]
     try:
         if program.startswith(MODULE):
@@ -42,7 +47,7 @@ def run_as_main(program: str, *words: str) -> BaseException | None:
             sys.argv = [path, *words]
             runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
-        return _describe_exit(end, name)
+        return _describe_exit(end, name, log)
     except ModuleNotFoundError as missing:
         traceback.print_exc()
         return InputError(f"{name} imports {missing.name}, which is not installed beside scalebench")
@@ -54,10 +59,13 @@ def run_as_main(program: str, *words: str) -> BaseException | None:
     return None
 
 
-def _describe_exit(end: SystemExit, name: str) -> InputError | None:
-    """Return the error of a program that left by sys.exit; its argument parser's message where it is from that."""
+def _describe_exit(end: SystemExit, name: str, log: Path | None) -> InputError | None:
+    """Return the error of a program that left by sys.exit: the message of its argument parser, the exception that it
+    handled meanwhile, as Hydra does, or the last line that it printed."""
     if end.code in (None, 0):
         return None
+    if not isinstance(end.code, int):
+        return InputError(f"{name}: {end.code}")
     for frame, _ in traceback.walk_tb(end.__traceback__):
         if frame.f_code.co_name == "error" and frame.f_code.co_filename.endswith("argparse.py"):
             message, parser = str(frame.f_locals.get("message")), frame.f_locals.get("self")
@@ -66,8 +74,17 @@ def _describe_exit(end: SystemExit, name: str) -> InputError | None:
             near = nearest_name(unknown[0], spellings) if unknown else None
             hint = f"; did you mean script.args.{near.removeprefix('--')}?" if near else ""
             return InputError(f"{name} refused its arguments: {message}{hint}")
-    reason = end.code if isinstance(end.code, str) else f"ended with exit status {end.code}"
-    return InputError(f"{name}: {reason}")
+    handled, reason = end.__context__, f"{name} ended with exit status {end.code}"
+    if (message := getattr(handled, "format_message", None)) is not None:  # of click and typer
+        return InputError(f"{name}: {message()}")
+    if isinstance(handled, Exception):
+        return InputError(f"{reason}: {describe_exception(handled)}")
+    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        lines = read_tail(log, LOG_TAIL_BYTES).split("\n") if log is not None else []
+        last = next(filter(None, (line.rpartition("\r")[2].strip() for line in reversed(lines))), "")
+        reason += f"; the last line in its log: {last[:MAX_LINE_CHARACTERS]}" * bool(last)
+    return InputError(reason)
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

@@ -8,11 +8,13 @@ a counter and two readings of the clock.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
 from time import perf_counter, thread_time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.errors import InputError
@@ -83,7 +85,7 @@ class Hooks:
         self.note_pauses(torch.nn.Module, "eval", EVALUATION, lambda module: module.training)
         ddp = torch.nn.parallel.DistributedDataParallel
         wrap(ddp, "__init__", after=lambda wrapper, *args: self.wrapped.append(weakref.ref(wrapper)))
-        torch.multiprocessing.spawn = self._refuse_spawn
+        torch.multiprocessing.spawn = self._run_spawned
 
     def install_stateful_loader(self, module: Any) -> None:
         """torchdata's loader has a __next__ of its own."""
@@ -288,9 +290,21 @@ class Hooks:
             return "FSDP2 or tensor parallelism"
         return "DeepSpeed" if any("DeepSpeed" in type(each).__name__ for each in self._living_optimizers()) else None
 
-    def _refuse_spawn(self, *args: Any, **kwargs: Any) -> None:
-        name = self.script.name
-        raise InputError(
-            f"{name} starts processes of its own (mp.spawn): have it read RANK and WORLD_SIZE, as under torchrun, "
-            "instead"
-        )
+    def _run_spawned(
+        self,
+        function: Callable[..., Any],
+        args: Any = (),
+        nprocs: int = 1,
+        join: bool = True,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        """Stand for mp.spawn: run the function here as the one of its processes that this rank is."""
+        rank, processes = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if nprocs != processes:
+            raise InputError(
+                f"{self.script.name} starts {nprocs} processes by mp.spawn, and scalebench has started {processes} here: "
+                "let an argument of it say how many, such as script.args.gpus=@gpus_per_node"
+            )
+        function(rank, *args)
+        return None if join else SimpleNamespace(join=lambda *limits, **named_limits: True)

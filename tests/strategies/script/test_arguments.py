@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -33,17 +34,14 @@ def plan(*words):
     (["script.args.b=32", "script.args.amp=true", "script.args.log=false", "script.args.x=null"], "-b 32 --amp"),
     (["script.args.layers=[1,2]", "script.style=equals"], "--layers=1 --layers=2"),
     (["script.args.layers=[1,2]"], "--layers 1 2"),
-    (["script.args.model.width=8", "script.style=hydra"], "model={'width': 8}"),
+    (["script.args.optim.lr=0.1", "script.args.optim.betas.a=@seed"], "--optim.lr 0.1 --optim.betas.a 0"),
+    (["script.args.optim.lr=0.1", "script.args.n=1", "script.style=hydra"], "optim.lr=0.1 n=1"),
     (["script.fixed=[fit,'--data=a b']", "script.args.seed=@seed", "seed=7"], "fit --data=a b --seed 7"),
     (["script.args.devices=@gpus_per_node", "script.args.out=@folder/out"], "--devices 2 --out /run/out"),
     (["script.args.bs=@batch", "train.batch_per_device=16"], "--bs 16"),
     (["script.args.bs=@batch", "train.global_batch=64", "scaling=strong"], "--bs 32"),
 ])  # fmt: skip
 def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_path):
-    if "model=" in rendered:  # a key with a dot is a group
-        with pytest.raises(InputError, match="should be a value or a list"):
-            plan("script=train.py", *words)
-        return
     assert " ".join(render_arguments(plan("script=train.py", *words), tmp_path)).replace(str(tmp_path), "/run") == (
         rendered
     )
@@ -58,6 +56,9 @@ def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_pat
     (["script=train.py", "train.precision=bfloat16"], "leave out train.precision=bfloat16"),
     (["script=train.py", "measure.search=max_batch"], "leave out measure.search=max_batch"),
     (["script=train.py", "script.args.n=@gpu"], r"script.args.n=@gpu: no placeholder '@gpu'; did you mean"),
+    (["script=train.py", "script.args.n=[{a: 1}]"], "script.args.n should be a value or a list of values: [{'a': 1"),
+    (["script=train.py", "script.args.n={}"], "script.args.n should be a value or a list of values: {}"),
+    (["script=train.py", "script.args.o.api_key=1"], "script.args.o.api_key looks like a secret"),
     (["script=train.py", "script.args.bs=@batch"], "@batch stands for train.batch_per_device"),
     (["script=train.py", "script.args.api_key=1"], "script.args.api_key looks like a secret and would be in the"),
     (["script=train.py", "script.fixed=['--token','x']"], "the argument --token looks like a secret"),
@@ -120,3 +121,20 @@ def test_an_argument_that_the_program_spells_otherwise_is_named(tmp_path, monkey
         "train.py refused its arguments: unrecognized arguments: --batch_size 32; did you mean script.args.batch-size?"
     )
     assert str(run_as_main("train.py", "--depth", "3")).endswith("unrecognized arguments: --depth 3")
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("print('Usage: DATA\\n\\nError: no option --bs\\n')\nsys.exit(2)", "; the last line in its log: Error: no option"),
+    ("print('\\r 10 %\\r 20 %', end='')\nsys.exit(1)", "; the last line in its log: 20 %"),
+    ("try: open('none')\nexcept OSError: sys.exit(1)", ": FileNotFoundError: [Errno 2] No such file or directory: 'n"),
+    ("sys.exit(3)", ""),
+])  # fmt: skip
+def test_a_program_that_leaves_with_a_status_has_its_last_words(text, line, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(f"import sys\n{text}")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    log = tmp_path / "rank0.log"
+    with log.open("w") as file, redirect_stdout(file):
+        failure = str(run_as_main("train.py", log=log))
+    assert re.fullmatch(rf"train.py ended with exit status \d{re.escape(line)}.*", failure)
+    assert line or failure == "train.py ended with exit status 3"
