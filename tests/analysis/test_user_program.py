@@ -53,15 +53,12 @@ def test_hooks_that_take_more_than_a_hundredth_of_a_step_are_a_flag(tmp_path):
     assert ["hooks_cost" in each for each in flags] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("samples", "pauses", "flags"),
-    [
-        ([8] * 20, (), ""),
-        ([8, 16, 32, 64] * 5, (), "batches_vary"),
-        ([8] * 9 + [2] + [8] * 9 + [2], (9, 19), ""),  # the last batches of epochs
-        ([0] * 20, (), "samples_unknown"),  # which no longer measurement tells
-    ],
-)
+@pytest.mark.parametrize(("samples", "pauses", "flags"), [
+    ([8] * 20, (), ""),
+    ([8, 16, 32, 64] * 5, (), "batches_vary"),
+    ([8] * 9 + [2] + [8] * 9 + [2], (9, 19), ""),  # the last batches of epochs
+    ([0] * 20, (), "samples_unknown"),  # which no longer measurement tells
+])  # fmt: skip
 def test_samples_of_a_step_that_vary_or_are_unknown_are_a_flag(samples, pauses, flags, tmp_path):
     result = of_program(pauses)
     ranks = [dataclasses.replace(rank, block_samples=samples) for rank in result.ranks]
