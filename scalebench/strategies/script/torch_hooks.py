@@ -303,8 +303,8 @@ class Hooks:
         rank, processes = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         if nprocs != processes:
             raise InputError(
-                f"{self.script.name} starts {nprocs} processes by mp.spawn, and scalebench has started {processes} here: "
-                "let an argument of it say how many, such as script.args.gpus=@gpus_per_node"
+                f"{self.script.name} starts {nprocs} processes by mp.spawn, and {processes} run here by scalebench: "
+                "pass it their number, as with script.args.gpus=@gpus_per_node"
             )
         function(rank, *args)
         return None if join else SimpleNamespace(join=lambda *limits, **named_limits: True)
