@@ -75,8 +75,8 @@ def _describe_exit(end: SystemExit, name: str, log: Path | None) -> InputError |
             hint = f"; did you mean script.args.{near.removeprefix('--')}?" if near else ""
             return InputError(f"{name} refused its arguments: {message}{hint}")
     handled, reason = end.__context__, f"{name} ended with exit status {end.code}"
-    if (message := getattr(handled, "format_message", None)) is not None:  # of click and typer
-        return InputError(f"{name}: {message()}")
+    if (explain := getattr(handled, "format_message", None)) is not None:  # of click and typer
+        return InputError(f"{name}: {explain()}")
     if isinstance(handled, Exception):
         return InputError(f"{reason}: {describe_exception(handled)}")
     sys.stdout.flush()
