@@ -143,9 +143,9 @@ class NodeAgent:
         if (state := read_progress(self._folder, rank, self._order.run_id)) is not None:
             self._link.send(wire.Progress(state))
 
-    def _send_files(self, names: Iterable[str]) -> None:
-        """Send files to a program that does not see them; of a long log only its end."""
-        for name in [] if self._is_shared else filter(OUTPUT_FILES.fullmatch, names):
+    def _send_files(self, names: Iterable[str], seen: bool = False) -> None:
+        """Send files to a program that does not see them, or also to one that does; of a long log only its end."""
+        for name in filter(OUTPUT_FILES.fullmatch, names) if seen or not self._is_shared else []:
             path = self._folder / name
             if not path.exists():
                 continue
@@ -166,7 +166,9 @@ class NodeAgent:
                 wait_until(self._was_terminated, SIGTERM_GAP_S)  # SLURM signals all processes of a step, in any order
             child.signal(signal.SIGKILL)  # its children that are left
             self._report_progress(rank)
-            self._send_files(_rank_files(rank))
+            log, record = _rank_files(rank)
+            self._send_files([log])
+            self._send_files([record], seen=True)  # over NFS it may appear there half a minute later
             self._link.send(wire.Exit(rank, code, self._is_terminated))
             del self._running[rank]
 

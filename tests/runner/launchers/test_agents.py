@@ -140,6 +140,20 @@ def test_a_node_that_does_not_see_the_folder_of_the_run_sends_what_ranks_leave(h
     assert not (hands.folder / "evil.txt").exists() and os.listdir(hands.folder / "cache")
 
 
+def test_a_record_that_appears_late_in_a_shared_folder_comes_with_the_end_of_its_rank(hands, program, monkeypatch):
+    """As over NFS, where names that others write may be unknown for half a minute. Logs are read there."""
+    parts, register = [], AgentRanks._register
+
+    def note(group, agent, host, message):
+        parts.extend([message.name] if isinstance(message, wire.Part) else [])
+        register(group, agent, host, message)
+
+    monkeypatch.setattr(AgentRanks, "_register", note)
+    hands.launch(program("(folder / f'rank{rank}.json').write_text('{}')"))
+    assert {"rank0.json", "rank1.json"} == {*parts}
+    assert (hands.folder / "rank0.json").read_text() == "{}"
+
+
 def test_a_part_of_a_file_that_no_run_has_is_not_written(group, tmp_path):
     for name in ("../rank0.log", "spec.json", "rank0.log.sh", "rank0.log"):
         group._register(group.agents[0], "a host", wire.Part(name, True, b"x"))
