@@ -37,6 +37,10 @@ UNSUPPORTED = {
         "has sparse gradients, which this strategy cannot exchange: set sparse=False in its embeddings, or take "
         "strategy=ddp"
     ),
+    "is a view and is being modified inplace": (
+        "overwrites in place what a layer gives that this strategy has split: write x = x + y for x += y, or take "
+        "strategy=fsdp"
+    ),
     "The closure hasn't been executed": (
         "has an optimizer whose step does not call the closure that Lightning gives it, and which computes the "
         "gradients: call it there, or take a strategy without a Trainer, such as ddp"
@@ -57,9 +61,9 @@ HINTS = {
     "Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available": (
         "this run has no GPU, so leave moving the module and its samples to scalebench"
     ),
-    r"got mixed torch\.Tensor and DTensor": (
-        "weights of a block are gathered where the block is called: use it by calling it, or set "
-        "strategy.options.units=whole"
+    r"got mixed torch\.Tensor and DTensor|inputs with different meshes": (
+        "a weight that is split is used without a call of its layer or block: call it, or take a strategy that leaves "
+        "weights whole, such as ddp; under fsdp, strategy.options.units=whole helps too"
     ),
     "Expected more than 1 value per channel": (
         "a device has one sample of a step, or of a part of one, which BatchNorm cannot normalize: raise "

@@ -67,7 +67,7 @@ class Net(nn.Module):
         self.mix = nn.Linear(40, 40)
         self.again = nn.Linear(40, 40)
         self.again.weight = self.mix.weight
-        self.head = nn.Linear(width * 40, 2)
+        self.head = nn.Sequential(nn.Linear(width * 40, 16), nn.ReLU(inplace=True), nn.Linear(16, 2))
 
     def get_extra_state(self):
         return {"written by": "the user"}
@@ -156,6 +156,8 @@ CONTRACTS = {
         *slow("ddp_gloo", "lightning_ddp_gloo", "horovod_gloo", "lightning_horovod"),
         *slow("independent_torch", "fsdp_gloo", "zero1"),
         contract("deepspeed_zero3", "strategy.options.persistent_elements=0", slow=True),
+        contract("tensor_parallel", slow=True, **ONLY_ACTIVATIONS),
+        contract("fsdp_tp", gpus=4, slow=True, bytes_sent=2),  # at least: half of what is split
     ],
     OfKerasModel: [
         contract("bare_tensorflow", FIT, gpus=1, baseline="bare_tensorflow", slow=True),

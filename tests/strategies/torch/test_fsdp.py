@@ -93,7 +93,7 @@ def test_a_module_for_gpus_is_checked_without_values(strategy, capsys, name):
 
 def test_a_block_that_is_not_called_names_the_way_out(strategy):
     uncalled = user_model("UncalledBlocks")
-    with pytest.raises(PluginError, match=r"use it by calling it, or set strategy\.options\.units=whole$"):
+    with pytest.raises(PluginError, match=r"call it, or .*, such as ddp; .* strategy\.options\.units=whole helps too$"):
         strategy("fsdp_gloo", **uncalled, **EACH_BLOCK).train(BatchReplay(BATCH, 1))
 
 

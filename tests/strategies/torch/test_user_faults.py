@@ -37,7 +37,8 @@ LISTED = "with_optimizer", {"model__options": {"kind": "Listed"}}, TENSORS
 SENT = r"has buffers that gloo cannot broadcast \(module.graph, module.rows, module.order, module.small\)"
 REFUSED = [
     *((name, CLOSURE) for name in ("bare_torch", "ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo")),
-    *(("fsdp_gloo", LISTED), ("zero1", LISTED), ("ddp_gloo", ("Constants", BROADCAST, SENT))),
+    *((name, LISTED) for name in ("fsdp_gloo", "zero1", "tensor_parallel")),
+    ("ddp_gloo", ("Constants", BROADCAST, SENT)),
     ("fsdp_gloo", ("Scalar", {}, r"has the scalar parameter 'scale', .*\(1,\)")),
 ]
 
@@ -65,6 +66,7 @@ def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain
 @pytest.mark.parametrize(("name", "function", "changes", "reason"), [
     ("lightning_ddp_gloo", "Module", {"model__loss": "module"}, "has an optimizer whose step does not call"),
     ("fsdp_gloo", "Sparse", {"train__optimizer": "sgd"}, "has sparse gradients, which this strategy"),
+    ("tensor_parallel", "Overwriting", {}, r"overwrites in place .*: write x = x \+ y for x \+= y"),
 ])  # fmt: skip
 def test_what_a_step_cannot_do_names_the_way_out(strategy, source, name, function, changes, reason):
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:{function} {reason}"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, Unsupported, never_measured
+from scalebench.strategies.torch import user_errors
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.step_module import StepModule
-from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
+from scalebench.strategies.torch.tensor_parallel.plan import plan_splits
 
 
 class TensorParallel(GroupStrategy):
@@ -16,10 +16,6 @@ class TensorParallel(GroupStrategy):
     not synchronized, since all processes compute the same ones for the weights that are not split."""
 
     min_torch = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
-
-    def __init__(self, spec: RunSpec, rank: int) -> None:
-        super().__init__(spec, rank)
-        self.splits: list[Split] = []
 
     def axes(self) -> dict[str, int]:
         return {"layer": self.spec.processes}
@@ -33,17 +29,23 @@ class TensorParallel(GroupStrategy):
     partial_step = never_measured("communicates within its passes: no part of a step is without")
 
     def _build_model(self) -> StepModule:
-        from scalebench.strategies.torch.tensor_parallel import layers  # imports DTensor, which takes seconds
+        from scalebench.strategies.torch.tensor_parallel import layers, user_layers  # DTensor's import takes seconds
 
-        model = super()._build_model()
-        module = model.module
-        assert isinstance(module, NetworkModule), "setup refuses others"
-        devices = self.axes()["layer"]
-        self.splits = plan_splits(module.network, devices, self.options.layers == "all")
-        if not self.splits:
+        model, devices, setting = super()._build_model(), self.axes()["layer"], self.options.layers
+        if isinstance(module := model.module, NetworkModule):
+            what, splits = self.spec.config.model.name, plan_splits(module.network, devices, setting == "all")
+            count = len(splits)
+            if splits:
+                layers.split_layers(module, splits, self.mesh["layer"])
+        else:
+            what = user_errors.function_label(self.spec.config.model)
+            with user_errors.attribute_errors_to_wrapping(self.spec.config):
+                if model.user_optimizer is not None:
+                    model.user_optimizer.check_divisible()
+                count = user_layers.split_user_layers(module, self.mesh["layer"], setting == "all")
+        if not count:
             raise Unsupported(
-                f"{self.spec.config.model.name} has no dense layer that {devices} devices could share under "
-                f"strategy.options.layers={self.options.layers}, and no others are split"
+                f"{what} has no dense layer that {devices} devices could share under strategy.options.layers="
+                f"{setting}, and no others are split"
             )
-        layers.split_layers(module, self.splits, self.mesh["layer"])
         return model

@@ -2,13 +2,17 @@
 contract's, with dropout between them, too."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from scalebench.strategies.base import FORWARD, NotMeasured, Unsupported
 from scalebench.strategies.torch.tensor_parallel.plan import can_share, plan_splits
+from scalebench.strategies.torch.tensor_parallel.user_layers import plan_styles
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from tests.strategies.torch.conftest import model_spec
@@ -112,10 +116,63 @@ def test_layers_that_are_not_split_or_not_paired():
     assert [split.layer for split in plan_splits(chain([2, 2, 9]), 3)] == ["dense1"]
 
 
+class Head(nn.Linear):
+    """Its weights may be read without a call, as those of a MultiheadAttention's last layer are."""
+
+
+class Attention(nn.Module):
+    def __init__(self, plan, heads=4):
+        super().__init__()
+        self.q, self.norm, self.o = nn.Linear(8, 8), nn.LayerNorm(2), nn.Linear(8, 8)
+        self.config, self.tp_plan = SimpleNamespace(num_attention_heads=heads), plan
+
+
+def tie(*layers):
+    for layer in layers[1:]:
+        layer.weight = layers[0].weight
+    return nn.ModuleList(layers)
+
+
+GATHERED, COLUMNS, ROWS = "R from columns", "S(-1) from columns", "R from rows"
+STYLES = {"ColwiseParallel": "columns", "RowwiseParallel": "rows"}
+PLAN = {"*.q": "colwise", "*.o": "rowwise", "embed": "embedding_rowwise"}
+
+
+def attentions(plan, heads=4):
+    net = nn.ModuleList([Attention(None, heads)])
+    net.config, net._tp_plan = SimpleNamespace(num_attention_heads=heads), plan
+    return net
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1)), {"0": COLUMNS, "3": ROWS}),
+        (nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 2)), {"0": GATHERED, "2": GATHERED}),
+        (nn.Sequential(nn.Linear(3, 8), nn.Softmax(-1), nn.Linear(8, 2)), {"0": GATHERED, "2": GATHERED}),
+        (nn.ModuleList([nn.Linear(3, 8), nn.Linear(8, 2)]), {"0": GATHERED, "1": GATHERED}),
+        (nn.TransformerEncoderLayer(8, 2, 12), {"linear1": COLUMNS, "linear2": ROWS}),
+        (nn.TransformerEncoderLayer(8, 2, 12, activation=torch.sin), {"linear1": GATHERED, "linear2": GATHERED}),
+        (tie(nn.Embedding(4, 8), nn.Linear(8, 4)), {}),
+        (nn.ModuleList([Head(8, 8), nn.Linear(8, 1), nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))]), {}),
+        (attentions(PLAN), {"0.q": COLUMNS, "0.o": ROWS}),
+        (attentions(PLAN, heads=3), {"0.q": GATHERED, "0.o": GATHERED}),
+        (attentions({**PLAN, "*.norm": "replicated_with_grad_allreduce"}), {"0.q": GATHERED, "0.o": GATHERED}),
+        (nn.ModuleList([Attention({"o": "colwise_rep", "q": "colwise_rep"})]), {"0.q": GATHERED, "0.o": GATHERED}),
+    ],
+)  # fmt: skip
+def test_layers_of_a_users_module_are_split_so_that_any_code_between_them_is_right(module, expected):
+    """Outputs are gathered unless the next layer reads them as they are: in a Sequential, in PyTorch's own layers, and
+    where the module's plan says so, if the devices can share all of it."""
+    styles = plan_styles(module, 2, include_single=True)
+    seen = {name: f"{style.output_layouts[0]} from {STYLES[type(style).__name__]}" for name, style in styles.items()}
+    assert seen == expected
+    pairs = plan_styles(module, 2, include_single=False)
+    assert pairs.keys() == {name for name, kind in expected.items() if kind != GATHERED}
+
+
 @given(st.integers(1, 500), st.integers(1, 16))
 def test_shares_are_those_of_torch_chunk(width, devices):
-    import torch
-
     assert can_share(width, devices) == (len(torch.empty(width).chunk(devices)) == devices)
 
 
