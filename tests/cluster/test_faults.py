@@ -133,6 +133,22 @@ def test_every_fault_has_its_row_and_the_rest_goes_on(names, program):
     assert process.returncode == 1, out + err
 
 
+def test_jobs_over_the_limit_of_their_user_are_submitted_when_others_have_ended(program):
+    """A job for each of three sizes, of which two may be in the queue."""
+
+    def limit(jobs):
+        program.cluster.slurm("sacctmgr", *f"--immediate modify user root set MaxSubmitJobs={jobs}".split())
+
+    limit(2)
+    try:
+        done = program.run(f"{WORDS} gpus=1,2,4 hardware.slurm.jobs=per_size measure.min_s=5 measure.max_s=5")
+    finally:
+        limit(-1)
+    assert (done.status, done.err) == (0, ""), done.out
+    assert "1 not submitted yet (AssocMaxSubmitJobLimit" in done.out
+    assert [(row.status, row.reason) for row in program.rows().values()] == [("ok", None)] * 3
+
+
 NEVER = r"cannot start \((%s|PartitionConfig)\)"
 ABSENT = "Requested node configuration is not available"
 # The settings of a job, and what sbatch says to them at once; then those of jobs that would wait forever.
