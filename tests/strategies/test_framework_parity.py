@@ -96,8 +96,13 @@ def test_parity_of_outputs(name):
     net = network(name)
     inputs, *_ = data(net)
     ours = in_keras(net)(tf.constant(inputs), training=False).numpy()
+    module = in_torch(net).eval()
     with torch.no_grad():
-        other_side = np.moveaxis(in_torch(net).eval()(torch.from_numpy(inputs)).numpy(), 1, -1)
+        other_side = np.moveaxis(module(torch.from_numpy(inputs)).numpy(), 1, -1)
+    back, loaded = torch_weights.read_weights(module, statistics=True), arrays(net)
+    assert list(back) == list(loaded)
+    for key, array in loaded.items():
+        np.testing.assert_array_equal(back[key], array, err_msg=key, strict=True)
     assert np.abs(other_side).max() > 1e-3
     assert_close(ours, other_side, 1e-4)
 
