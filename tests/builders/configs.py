@@ -88,3 +88,11 @@ def fake_machine(monkeypatch, gpus, cpus=8):
     monkeypatch.setattr(machine, "cpu_quota", lambda: None)
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [None] * gpus)
     monkeypatch.setattr(shutil, "which", lambda name, **where: None)
+
+
+def take(source, count):
+    """Return so many batches of a source, which is then closed."""
+    batches = iter(source)
+    taken = [next(batches) for _ in range(count)]
+    batches.close()
+    return taken

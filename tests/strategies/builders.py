@@ -1,11 +1,14 @@
 """Synthetic samples, and trainings with a learning rate for each step and evaluations in between."""
 
 import dataclasses
+from itertools import islice
 
 import numpy as np
 
 from scalebench.core.spec import StopSpec
+from scalebench.measure.timed_loop import TimedLoop, fixed_length_phase
 from scalebench.workloads.learning_rate import LearningRateSchedule
+from tests.builders.runs import StepLosses
 
 
 def make_features(count):
@@ -64,6 +67,14 @@ def count_batches(batches, fetched):
     for batch in batches:
         fetched.append(batch)
         yield batch
+
+
+def train_blocks(strategy, source, blocks, steps, last=None):
+    """Train some blocks and return (number of fetched batches, mean loss of each step, seconds of each block)."""
+    fetched, losses, stage = [], StepLosses(), fixed_length_phase("some", blocks, steps)
+    batches = count_batches(islice(strategy.feed(source), last), fetched)
+    strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
+    return len(fetched), losses.values, stage.series.seconds
 
 
 class RecordedTraining:

@@ -13,19 +13,10 @@ from keras.src.utils import python_utils
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.tensorflow.keras_fit import BatchPipeline
 from scalebench.workloads.source import Batch
-from tests.builders.runs import StepLosses
-from tests.strategies.builders import count_batches
+from tests.strategies.builders import count_batches, train_blocks
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED
 
 SPECS = (tf.TensorSpec((None, 2), tf.float32), tf.TensorSpec((None,), tf.float32))
-
-
-def train(strategy, source, blocks, steps, last=None):
-    """(batches drawn, losses, seconds of the blocks) of a training of so many blocks."""
-    drawn, losses, stage = [], StepLosses(), fixed_length_phase("some", blocks, steps)
-    batches = count_batches(islice(strategy.feed(source), last), drawn)
-    strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
-    return len(drawn), losses.values, stage.series.seconds
 
 
 def batch(number, samples=3):
@@ -126,7 +117,7 @@ def test_same_losses_as_the_plain_loop(strategy, source, words):
     fit, plain = strategy(*words, FIT), strategy(*BARE)
     batches = {"first": 8, "global_batch": 31}  # of 93 samples
     for blocks in (3, 1):
-        (drawn, losses, _), (_, wanted, _) = (train(one, source(**batches), blocks, 2) for one in (fit, plain))
+        (drawn, losses, _), (_, wanted, _) = (train_blocks(one, source(**batches), blocks, 2) for one in (fit, plain))
         np.testing.assert_allclose(losses, wanted, rtol=1e-5)
         ahead = drawn - 2 * blocks
         assert 0 <= ahead <= (1 if words == BARE else 5)  # fit under a strategy always has some ready
@@ -135,7 +126,7 @@ def test_same_losses_as_the_plain_loop(strategy, source, words):
 def test_batches_that_run_out_end_the_training(strategy, source):
     """Batches that end before the stage does end the training, once."""
     with pytest.warns(UserWarning, match="ran out of data"):
-        drawn, _, seconds = train(strategy(*BARE, FIT), source(), 1, 100, last=3)
+        drawn, _, seconds = train_blocks(strategy(*BARE, FIT), source(), 1, 100, last=3)
     assert (drawn, seconds) == (3, [])
 
 

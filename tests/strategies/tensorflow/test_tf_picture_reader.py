@@ -12,7 +12,7 @@ from scalebench.strategies.tensorflow.picture_reader import compute_window, read
 from scalebench.workloads.datasets import cache, images, tfrecord
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
 from scalebench.workloads.source import Source
-from tests.builders.configs import image_config
+from tests.builders.configs import image_config, take
 
 COUNT, CLASSES, SIDE = 16, 4, 48
 WORKERS = pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.slow)])
@@ -37,13 +37,6 @@ def open_source(folder, workers, replica=0, names="names.npy", **keys):
     reader = PictureReader(pictures, targets)
     arrays, shares = (pictures.load_names(), targets), {"replica": replica, "replicas": 2, "devices": 2}
     return Source(*arrays, global_batch=6, seed=1, reader=reader, shuffled=not pictures.records, **shares)
-
-
-def take(source, count):
-    batches = iter(source)
-    taken = [next(batches) for _ in range(count)]
-    batches.close()
-    return taken
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,21 +9,12 @@ import pytest
 import torch
 
 from scalebench.core.spec import RankPlacement
-from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
+from scalebench.measure.timed_loop import LoopPhase, TimedLoop
 from scalebench.strategies.base import BatchReplay, Unsupported
 from scalebench.strategies.torch.lightning import trainer
 from scalebench.strategies.torch.lightning.ddp import LightningDdp
-from tests.builders.runs import StepLosses
-from tests.strategies.builders import count_batches
+from tests.strategies.builders import train_blocks
 from tests.strategies.torch.conftest import spec_of
-
-
-def train(strategy, source, blocks, steps, last=None):
-    """Train some blocks and return (number of fetched batches, mean loss of each step, seconds of each block)."""
-    fetched, losses, stage = [], StepLosses(), fixed_length_phase("some", blocks, steps)
-    batches = count_batches(islice(strategy.feed(source), last), fetched)
-    strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
-    return len(fetched), losses.values, stage.series.seconds
 
 
 def test_losses_are_those_of_bare(strategy, source):
@@ -32,10 +22,10 @@ def test_losses_are_those_of_bare(strategy, source):
     end before the stage end the training, once."""
     lightning, bare = strategy("lightning_ddp_gloo"), strategy("bare_torch")
     for blocks in (2, 1):
-        fetched, losses, _ = train(lightning, source(), blocks, 4)
+        fetched, losses, _ = train_blocks(lightning, source(), blocks, 4)
         assert fetched == len(losses) == 4 * blocks
-        np.testing.assert_allclose(losses, train(bare, source(), blocks, 4)[1], rtol=1e-6)
-    fetched, _, seconds = train(lightning, source(), 1, 100, last=3)
+        np.testing.assert_allclose(losses, train_blocks(bare, source(), blocks, 4)[1], rtol=1e-6)
+    fetched, _, seconds = train_blocks(lightning, source(), 1, 100, last=3)
     assert (fetched, seconds) == (3, [])
 
 

@@ -14,7 +14,7 @@ from scalebench.core.spec import ModelSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, images, picture_reader
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
-from tests.builders.configs import make_spec
+from tests.builders.configs import make_spec, take
 
 PICTURES, CLASSES, SIDE = 5, 3, 32
 MODEL = ModelSpec("resnet20_cifar10", input_shape=[SIDE, SIDE, 3], outputs=10, loss="cross_entropy", metric="accuracy")
@@ -44,13 +44,6 @@ def pictures_spec(folder, tmp_path, replicas=1, batch=4, **keys):
 
 def open_sources(folder, tmp_path, replica=0, replicas=1, batch=4, **keys):
     return datasets.open_sources(pictures_spec(folder, tmp_path, replicas, batch, **keys), replica, replicas)
-
-
-def take(source, count):
-    batches = iter(source)
-    taken = [next(batches) for _ in range(count)]
-    batches.close()
-    return taken
 
 
 def workers_alive():
