@@ -116,6 +116,8 @@ def test_formats_and_files(call):
 def test_against_a_saved_baseline(call):
     write_folder("a", STEADY)
     write_folder("b", SLOW)
+    assert "no baseline 'main' in .scalebench/baselines (cpu a" in (out := call("--against", "main", "a")[1])
+    assert out.endswith("saved names: none\n")
     status, out, _ = call("--save", "main", "a")
     assert status == 0
     assert out.startswith("baseline 'main': 5 runs in 1 session of cpu a processor, 2 cores, about 8 GiB, no GPU: ")

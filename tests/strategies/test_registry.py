@@ -23,20 +23,12 @@ def test_a_plugin_is_found_and_loaded(dists):
     assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
 
 
-def test_an_unknown_name():
-    known = f"no strategy 'zzz'; known: {', '.join(registry.built_in_strategies())}"
-    for name, line in (("mirorred", "no strategy 'mirorred'; did you mean 'mirrored'?"), ("zzz", known)):
-        with pytest.raises(InputError) as caught:
-            registry.find_strategy(name)
-        assert str(caught.value) == line
-
-
 def test_a_plugin_that_is_not_selected_is_hidden(dists, monkeypatch):
     dists.strategy()
     for chosen in ("", "another-plugin", "my-plugin-two,my"):
         monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
         registry.strategy_entries.cache_clear()
-        with pytest.raises(InputError, match="no strategy 'mine'"):
+        with pytest.raises(InputError, match=r"^no strategy 'mine'; known: accelerate, avolkov1_ps_cpu, "):
             registry.find_strategy("mine")
 
 

@@ -152,18 +152,6 @@ def test_the_store_can_be_elsewhere_and_no_file(tmp_path, monkeypatch):
     assert (tmp_path / "there" / kind().fingerprint / "main").is_dir() and Path(".scalebench").read_text() == ""
 
 
-def test_what_there_is_instead():
-    here = "cpu a processor, 2 cores, about 8 GiB, no GPU"
-    expected = f"no baseline 'main' in .scalebench/baselines ({here}); saved names: none"
-    assert baseline_store.explain_missing_baseline("main", [kind()]) == expected
-    write_folder("a", [0.1], **machine_settings(cpus=4))
-    save("a")
-    assert baseline_store.explain_missing_baseline("main", [kind(), kind()]) == (
-        f"no baseline 'main' for this machine ({here}); saved ones are for {here.replace('2 cores', '4 cores')}"
-    )
-    assert baseline_store.explain_missing_baseline("other", [kind()]).endswith("saved names: main")
-
-
 def test_a_machine_file_that_is_broken_is_passed_over():
     write_folder("a", [0.1])
     save("a")

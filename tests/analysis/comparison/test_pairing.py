@@ -7,7 +7,7 @@ import pytest
 
 from scalebench.analysis.comparison import compare_by
 from scalebench.analysis.comparison import rows as rows_of
-from scalebench.analysis.comparison.facts import canonical_value, collect_facts, explain_unknown_key, flatten
+from scalebench.analysis.comparison.facts import canonical_value, collect_facts, flatten
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import MonitorRecord
@@ -92,16 +92,6 @@ def test_what_means_the_same_is_the_same():
     for value, same in ((1.0, 1), (True, True), ([1, 2], "[1, 2]"), ([], None), (0.5, 0.5), (1e300, 1e300)):
         assert canonical_value(value) == same and type(canonical_value(value)) is type(same)
     assert flatten({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
-
-
-@pytest.mark.parametrize(("key", "reason"), [
-    ("train", None), ("train.precision", None), ("gpus", None),
-    ("train.precison", "no key 'train.precison'; did you mean 'train.precision'?"),
-    ("op", "no key 'op'; did you mean 'strategy.options.op'?"),
-    ("x", "no key 'x'; known: gpus, strategy, strategy.options, strategy.options.op, train, train.precision"),
-])  # fmt: skip
-def test_unknown_keys(key, reason):
-    assert explain_unknown_key(key, ["train.precision", "gpus", "strategy.options.op"]) == reason
 
 
 def test_repeats_of_one_configuration_are_a_row_and_a_copy_of_a_run_counts_once():
