@@ -152,7 +152,7 @@ def run_command(name: str, arguments: list[str]) -> int:
 
 
 def explain_unknown_command(name: str, arguments: list[str]) -> str:
-    """Return a line with what to write instead of a word that is no command."""
+    """Return a line with what to write instead of a word that is not a command."""
     from scalebench.config.aliases import read_names
     from scalebench.core.errors import nearest_names, unknown_name_message
 

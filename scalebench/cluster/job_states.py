@@ -43,9 +43,9 @@ END_STATES = {
 # Reasons of a pending job that waiting does not change, and what they mean.
 PERMANENT_REASONS = {
     "PartitionConfig": "the partition takes no such job: more nodes, cores or minutes than it gives",
-    "PartitionNodeLimit": "it wants more nodes than the partition has or gives to one job",
+    "PartitionNodeLimit": "it needs more nodes than the partition has or gives to one job",
     "PartitionTimeLimit": "its time limit is above that of the partition; lower hardware.slurm.time_minutes",
-    "BadConstraints": "no nodes are as it wants them",
+    "BadConstraints": "no nodes match its constraints",
     "InvalidAccount": "there is no such account; see hardware.slurm.account",
     "AccountNotAllowed": "the account may not use this partition; see hardware.slurm.account",
     "InvalidQOS": "there is no such QOS; see hardware.slurm.qos",
@@ -126,7 +126,7 @@ def why_never_starts(state: JobState) -> str | None:
     reason = state.reason or ""
     if state.state not in ("PENDING", "FAILED") or not (reason in PERMANENT_REASONS or PER_JOB_LIMIT.match(reason)):
         return None
-    why = PERMANENT_REASONS.get(reason, "it wants more, or less, than one job may have")
+    why = PERMANENT_REASONS.get(reason, "it asks for more, or less, than one job may have")
     return f"SLURM job {state.job_id} cannot start ({reason}): {why}"
 
 

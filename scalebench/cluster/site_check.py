@@ -106,7 +106,7 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> Iterator[
     memory, smallest = hardware.memory_bytes, min(node.memory_bytes for node in used)
     actual = join_counted(format_size(node.memory_bytes) for node in used)
     yield check_value("memory_bytes of the partition", format_size(memory), actual, is_near(memory, smallest))
-    # A job that is longer than the partition's limit waits for ever or is refused.
+    # A job that is longer than the partition's limit waits forever or is refused.
     minutes = slurm.time_minutes or math.ceil((config.measure.timeout_s + START_ALLOWANCE_S) / 60)
     limit = min((node.limit_minutes for node in used if node.limit_minutes is not None), default=math.inf)
     expected = slurm.time_minutes if slurm.time_minutes is not None else f"null: {minutes}, by measure.timeout_s"
@@ -172,7 +172,7 @@ def _run_or_empty(slurm: Slurm, name: str, *arguments: str) -> str:
 
 
 def find_node_name(host: Machine, nodes: Sequence[PartitionNode]) -> str | None:
-    """Return SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
+    """Return SLURM's name of this host; None where it is not a node: a login node, also within salloc."""
     short = host.hostname.partition(".")[0]
     listed = next((node.name for node in nodes if node.name.partition(".")[0] == short), None)
     return os.environ.get("SLURMD_NODENAME") or listed  # set by slurmd for the processes that it starts
@@ -202,4 +202,4 @@ def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
         if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
             srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
     command = shlex.join([*srun, "scalebench", "doctor", *arguments])
-    return f"this host is no node of hardware={hardware.name}; to check one: {command}"
+    return f"this host is not a node of hardware={hardware.name}; to check one: {command}"

@@ -63,7 +63,7 @@ PATH_KEYS = (
 )
 OPEN_KEYS = ("hardware.environment", "model.options", "dataset.options", "strategy.options", "script.args")
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
-read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages on what stands in them
+read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages about them
 _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
 
 

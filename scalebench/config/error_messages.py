@@ -69,7 +69,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], list[str]], str]], ...] = (
 def explain_error(error: BaseException, arguments: list[str]) -> str:
     """Return one line for an error that composing and checking the config of these arguments raised.
 
-    It begins with the chosen file where the fault is an interpolation of that file, or stands in its swept values.
+    It begins with the chosen file where the fault is an interpolation of that file, or is among its swept values.
     """
     line = _explain_error(error, arguments)
     for argument in arguments:
@@ -234,7 +234,7 @@ def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[st
 
 
 def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
-    """Return a line for a word that is no KEY=VALUE: the name of a strategy, a key, or what a space cut off."""
+    """Return a line for a word that is not KEY=VALUE: the name of a strategy, a key, or what a space cut off."""
     number = list(arguments).index(word)
     before, after = ["", *arguments][number], [*arguments, ""][number + 1]
     if before.endswith("="):

@@ -21,7 +21,7 @@ from scalebench.core.process import ask_python
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
 INSTALL = "scalebench install horovod"
-REBUILD = f"{INSTALL} builds it anew"
+REBUILD = f"{INSTALL} rebuilds it"
 # On a machine with GPUs the build leaves TensorFlow out, unless NCCL is disabled.
 FRAMEWORK_REMEDIES = {"torch": REBUILD, "tensorflow": f"HOROVOD_GPU_OPERATIONS=none {REBUILD}"}
 MAX_PROBE_S = 120.0

@@ -36,7 +36,7 @@ class Placement:
     devices_per_node: list[int]  # devices that the run drives on each node that it uses, in order
     in_sequence: bool  # a node is used only when those before it are full, whatever hardware.layout says
     shortage: str | None  # why the nodes do not hold so many devices, in a clause
-    oversubscribed: bool  # a node has fewer cores than its processes want, or two processes share a core
+    oversubscribed: bool  # a node has fewer cores than its processes need, or two processes share a core
 
 
 def compute_placement(config: Config, gpus: int) -> Placement:
@@ -46,7 +46,7 @@ def compute_placement(config: Config, gpus: int) -> Placement:
     possible: counts differ by one at most, unless a node is full. Devices beyond the capacity of all nodes are placed
     on further nodes, and the placement has a shortage.
 
-    Raise InputError where hardware.device_ids names too few devices, or something that is no device.
+    Raise InputError where hardware.device_ids names too few devices, or something that is not a device.
     """
     if config.hardware.ports is not None:
         parse_ports(config.hardware.ports)
@@ -169,9 +169,9 @@ def resolve_device_ids(hardware: HardwareSpec, gpus: int, per_node: int) -> list
     if repeated := [number for position, number in enumerate(ids) if number in ids[:position]]:
         raise InputError(f"{listed} names device {repeated[0]} twice; name each once")
     if ids and per_node > len(ids):
-        wants = f"{per_node} device{'s' if per_node > 1 else ''} a node"
+        needs = f"{per_node} device{'s' if per_node > 1 else ''} a node"
         raise InputError(
-            f"gpus={gpus} wants {wants}, hardware.device_ids names {len(ids)}; name more of them or lower gpus"
+            f"gpus={gpus} needs {needs}, hardware.device_ids names {len(ids)}; name more of them or lower gpus"
         )
     return ids[:per_node] or list(range(per_node))
 
@@ -244,7 +244,7 @@ def find_binding_problem(hardware: HardwareSpec, devices: Sequence[int]) -> str 
     cores = set(machine.usable_cpus())
     nodes = [node.node for node in machine.numa_nodes() if cores & set(node.cpus)]
     if len(nodes) < 2:
-        return "hardware.bind=far needs cores on a second NUMA node, and here is one node; use numa or none"
+        return "hardware.bind=far needs cores on a second NUMA node, and this machine has one; use numa or none"
     if _candidate_cores(hardware, devices, sorted(cores)) is None:
         return "hardware.bind=far needs GPUs whose NUMA node is known, and here it is not; use numa or none"
     return None

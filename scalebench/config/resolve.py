@@ -160,7 +160,7 @@ def _fill_global_batch(config: specs.Config) -> specs.Config:
     if config.scaling != "strong" or train.global_batch is not None:
         raise InputError("train.global_tokens is kept with scaling=strong alone, and instead of train.global_batch")
     if tokens % length:
-        raise InputError(f"train.global_tokens={tokens} is no multiple of {length}, the tokens of a sequence")
+        raise InputError(f"train.global_tokens={tokens} is not a multiple of {length}, the tokens of a sequence")
     return replace(config, train=replace(train, global_tokens=None, global_batch=tokens // length))
 
 

@@ -193,11 +193,13 @@ def _describe_unreachable(hardware: HardwareSpec) -> str:
     model = hardware.gpu_model or "device"
     gpus_here = machine.count_gpus()
     local = f"{gpus_here} GPUs" if gpus_here else machine.find_unsupported_gpus() or "no GPU"
-    wants, behind = f"{hardware.gpus_per_node} x {model} a node", ""
+    needs, behind = f"{hardware.gpus_per_node} x {model} a node", ""
     if command := CLUSTERS[hardware.scheduler][0]:
         local += f" and no {command}" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
         behind = f", behind {hardware.scheduler}"
-    return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {local}; use hardware=local"
+    return (
+        f"hardware={hardware.name} is another machine ({needs}{behind}), and this one has {local}; use hardware=local"
+    )
 
 
 def _describe_wrong_device(strategy: str, device: str) -> str:

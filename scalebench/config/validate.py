@@ -38,7 +38,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config], Any], str], ...] = (
      "train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: set "
      "train.base_batch, the global batch that train.learning_rate={train.learning_rate:g} is for"),
     (lambda c: not c.train.momentum < 1,
-     "train.momentum={train.momentum:g} should be below 1, or gradients add up for ever"),
+     "train.momentum={train.momentum:g} should be below 1, or gradients add up without end"),
     (lambda c: c.train.schedule == "step" and not c.train.decay_epochs,
      "train.schedule=step falls after epochs: set them, as in train.decay_epochs=[30,60,80]"),
     (lambda c: c.train.decay_epochs != sorted(c.train.decay_epochs)
@@ -53,7 +53,7 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config], Any], str], ...] = (
      "train.warmup_epochs={train.warmup_epochs:g} lasts until train.stop.epochs={train.stop.epochs:g}: the learning "
      "rate would never reach train.learning_rate"),
     (lambda c: has_stop(c.train.stop) and c.dataset.feed == "fixed",
-     "dataset.feed=fixed gives one batch again and again: a training to a stop wants another feed"),
+     "dataset.feed=fixed gives one batch again and again: a training to a stop needs another feed"),
     (lambda c: c.train.stop.seconds is not None and c.train.stop.seconds >= c.measure.timeout_s,
      "train.stop.seconds={train.stop.seconds:g} is not below measure.timeout_s={measure.timeout_s:g}, which ends the "
      "whole run: raise measure.timeout_s"),

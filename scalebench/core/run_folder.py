@@ -279,7 +279,7 @@ def is_owned(path: Path) -> bool:
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield all that lies below a folder but its subfolders; nothing of what a link leads to."""
+    """Yield everything below a folder but its subfolders; nothing of what a link leads to."""
     for above, folders, files in os.walk(folder):
         yield from (Path(above, name) for name in files)
         yield from (path for name in folders if (path := Path(above, name)).is_symlink())

@@ -289,7 +289,7 @@ class TrainSpec:
     evaluate_epochs: float | None = number_field(1.0, positive=True)
     evaluate_s: float | None = number_field(None, positive=True)
     evaluate_samples: int | None = number_field(None, at_least=1)
-    activation_checkpointing: bool = False  # with PyTorch: the backward pass computes activations anew
+    activation_checkpointing: bool = False  # with PyTorch: the backward pass recomputes activations
     stop: StopSpec = field(default_factory=StopSpec)
 
     def __post_init__(self) -> None:

@@ -101,7 +101,7 @@ def _paper_style() -> Iterator[None]:
 
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # Letters that the font lacks are drawn as boxes; that is no reason to stop.
+        # Letters that the font lacks are drawn as boxes; that is not a reason to stop.
         warnings.filterwarnings("ignore", message=".*Glyph.*missing from.*")
         warnings.filterwarnings("ignore", message=".*Matplotlib currently does not support.*natively.*")
         yield

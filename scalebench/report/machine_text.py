@@ -137,7 +137,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 def list_hardware_facts(machine: Machine) -> Facts:
     """Return what a machine keeps between runs: processors, memory, GPUs with clocks and limits, NUMA."""
-    # How fast an idle link happened to be is no difference between two runs.
+    # How fast an idle link happened to be is not a difference between two runs.
     gpus = [dataclasses.replace(gpu, pcie_generation=None, pcie_width=None) for gpu in machine.gpus]
     steady = dataclasses.replace(machine, gpus=gpus)
     return dict([*list_facts(steady), *list_gpu_pairs(steady)])

@@ -22,7 +22,7 @@ ALERTS = {"warning": "> [!WARNING]\n> "}  # GitHub's own markup.
 SPECIAL = re.compile(r"[\\`*\[\]|~$#]")
 EDGE_UNDERSCORES = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # within a word, as in ddp_gloo, it is a letter
 LINE_STARTS = re.compile(r"^(\d+)([.)](?:\s|$))|^([-+=:])")  # lists, underlines of headings, rows of tables
-BREAK = "<!-- -->"  # It is invisible, and text that it splits is no address.
+BREAK = "<!-- -->"  # It is invisible, and text that it splits is not an address.
 ADDRESSES = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=@)(?=[\w.-])|(?<=mailto)(?=:)|(?<=xmpp)(?=:)", re.IGNORECASE)
 FENCE = re.compile(r"`+")
 

@@ -105,11 +105,11 @@ class Listing:
     title: str
     heads: Mapping[str, str]  # of the columns
     caption: str = ""
-    always: Collection[str] = ()  # columns that stand in the table even if they are empty
+    always: Collection[str] = ()  # columns that are in the table even if they are empty
     remark: Callable[[ReportData, doc.Cells], str] | None = None
     limits: bool = False  # those of throughput: the caption says what they are taken over
     id: str = "table"
-    name_heads: tuple[str, str, str] = ("strategy", doc.DEVICES, "remarks")  # of the columns that are no figures
+    name_heads: tuple[str, str, str] = ("strategy", doc.DEVICES, "remarks")  # of the columns that are not figures
 
     def __call__(self, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Table]:
         name, gpus, remarks = self.name_heads

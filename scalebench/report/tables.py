@@ -31,7 +31,7 @@ DIFFERING_COLUMNS = (
     "dataset feed prefetch batch_per_device sequence_length model_params precision data_format compile bind layout "
     "transports optimizer learning_rate_rule base_batch learning_rate weight_decay accumulate target seed"
 ).split()
-# Likewise; null, which is no choice, counts as a value.
+# Likewise; null, which is not a choice, counts as a value.
 CHOICE_COLUMNS = ("model_options", "device_ids", "environment", "train_options", "other_settings")
 
 THROUGHPUT_HEAD, TOKENS_HEAD = HEADS[doc.THROUGHPUT], HEADS["tokens_per_s"]

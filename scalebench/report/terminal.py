@@ -119,7 +119,7 @@ def list_model_remarks(result: Result) -> list[str]:
 
 def describe_largest_batch(result: Result) -> str:
     """Return `the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB a process (7 tries)`. Raises
-    ValueError for a run that did not search for it, or in vain."""
+    ValueError for a run that did not search for it, or did not find it."""
     search = result.quality.max_batch
     if search is None or search.batch_per_device is None:
         raise ValueError(f"{result.run_id} found no largest batch")

@@ -1,7 +1,7 @@
 """Tries of several batches in one process: `python -m scalebench.runner.batch_tries FOLDER`, as of runner.worker.
 
 PyTorch reports a full GPU by an error that the process survives, so that a try takes a few steps there instead of a
-start. Each builds model and optimizer anew, since a step that broke off leaves them half changed. The parent has the
+start. Each builds model and optimizer again, since a step that broke off leaves them half changed. The parent has the
 result measured in a process of its own.
 """
 

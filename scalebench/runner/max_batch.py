@@ -1,6 +1,6 @@
 """measure.search=max_batch: the largest batch per device that fits into memory, by trying.
 
-Out of memory is a result here, and no failure. Each try is a launch of its own in try_<batch>/ of the run's folder,
+Out of memory is a result here, not a failure. Each try is a launch of its own in try_<batch>/ of the run's folder,
 since memory that a framework still holds from the try before would distort the next. Only where one process can try
 them all (`batch_tries`) is the launch of the answer alone, which confirms it.
 """

@@ -35,7 +35,7 @@ AT_LIMIT = re.compile(
     r"Resource temporarily unavailable|Status: 1, message: could not ",
     re.IGNORECASE,
 )
-# PyTorch and NCCL say this where /dev/shm is full, which is no sign that the batch is too large.
+# PyTorch and NCCL say this where /dev/shm is full, which does not mean that the batch is too large.
 SHARED_MEMORY = re.compile(
     r"shared memory ?\(shm\)|out of shared memory|shared memory segment|unable to write to file </|/dev/shm is full",
     re.IGNORECASE,

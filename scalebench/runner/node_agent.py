@@ -100,7 +100,7 @@ class NodeAgent:
             self._link.send(wire.Over())
             while not self._is_over:
                 self._follow()
-        except (EOFError, OSError, ValueError):  # the program is gone, or is none of ours
+        except (EOFError, OSError, ValueError):  # the program is gone, or is not ours
             return 1
         finally:
             self._children.end(0.0)

@@ -93,14 +93,14 @@ def _run(started: StartedRun, on_progress: OnProgress, module: str) -> Result:
     except Exception as error:
         text = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
         result = started.finish(RunOutcome("failed", text))
-        if isinstance(error, OSError):  # no defect of ours, and the row says it
+        if isinstance(error, OSError):  # not a defect of scalebench, and the row says it
             return result
         raise
     return started.finish(outcome)
 
 
 def finish_killed_run(folder: Path) -> None:
-    """Write the result of a run whose program was killed, by SIGKILL or with its machine: the lock still lies in its
+    """Write the result of a run whose program was killed, by SIGKILL or with its machine: the lock is still in its
     folder, and no process holds it.
 
     Another user's run, one of another host, and one whose folder cannot be written stay as they are.

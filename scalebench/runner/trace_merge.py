@@ -75,7 +75,7 @@ def _read(path: Path) -> tuple[list[TraceEvent], int]:
         content = json.load(file, parse_constant=lambda constant: None)  # NaN is not JSON, and Perfetto rejects it
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise ValueError(f"{path} is no Chrome trace")
+        raise ValueError(f"{path} is not a Chrome trace")
     base = content.get("baseTimeNanoseconds", 0)
     return events, base if isinstance(base, int) else 0
 

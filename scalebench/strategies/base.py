@@ -44,7 +44,7 @@ class NotMeasured(Exception):
 
 
 class WrongGroup(RuntimeError):
-    """The processes of the run have not formed the one group that trains together: whatever they measure is no run."""
+    """The processes of the run have not formed one group that trains together: whatever they measure is not a run."""
 
 
 class LossPart(NamedTuple):

@@ -63,7 +63,7 @@ def setting_reasons(config: Config) -> Reasons:
             if reason is not None and all(has_setting(config, default, setting) for setting in settings.split()):
                 yield f"{strategy.name} {reason}"
         except (AttributeError, KeyError):
-            yield f"{strategy.name}: `cannot` in its YAML names {settings}, which are no keys"
+            yield f"{strategy.name}: `cannot` in its YAML names {settings}, which are not keys"
 
 
 def has_setting(config: Config, default: Config, setting: str) -> bool:
@@ -90,7 +90,7 @@ def training_rule(spec: RunSpec) -> Reasons:
 
 
 def graphs_rule(spec: RunSpec) -> Reasons:
-    """A CUDA graph holds the step of a plain loop; what else it needs stands in conf/strategy/base/graphs.yaml."""
+    """A CUDA graph holds the step of a plain loop; what else it needs is in conf/strategy/base/graphs.yaml."""
     strategy = spec.config.strategy
     adapter = strategy.adapter or str(read_strategy_config(strategy.name).get("adapter"))
     if adapter.rpartition(":")[2] not in GRAPHED:
@@ -223,14 +223,14 @@ def fsdp_tp_rule(spec: RunSpec, options: Any) -> Reasons:
 def data_parallel_rule(spec: RunSpec, options: Any) -> Reasons:
     """The outputs of all copies are gathered."""
     if user_code.has_user_loss(spec.config.model):
-        yield "data_parallel gathers outputs, and a loss of one's own is computed where they are made; use strategy=ddp"
+        yield "data_parallel gathers outputs, and your own loss is computed where they are made; use strategy=ddp"
 
 
 def lightning_rule(spec: RunSpec, options: Any) -> Reasons:
     """Lightning multiplies nodes by processes."""
     per_node = [sum(place.node == node for place in spec.places) for node in range(spec.nodes)]
     if len(set(per_node)) > 1:
-        yield f"Lightning wants as many processes on every node, and here are {per_node}"
+        yield f"Lightning needs the same number of processes on every node, not {per_node}: change gpus"
 
 
 def horovod_rule(spec: RunSpec, options: Any) -> Reasons:

@@ -180,7 +180,7 @@ def _clear_folder(run: SweepRun, resume: bool) -> None:
         raise InputError(
             f"job {submission.job_id} of {run.folder} still runs; resume=true waits for it, or choose another folder"
         )
-    if run.folder.exists():  # by a program that is no job
+    if run.folder.exists():  # by a program that is not a job
         FolderLock(run.folder, of_ended_job).release()
 
 

@@ -1,4 +1,4 @@
-"""Terminal output: a progress line for each run, tables at the end; plain lines where the output is no terminal."""
+"""Terminal output: a progress line for each run, tables at the end; plain lines where the output is not a terminal."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class _JobSet:
         """Yield the runs with their results; with a manifest the JobSet is made first, and does these units."""
         try:
             if manifest is not None:
-                with process.defer_signals():  # one that nobody knows of would go on unnoticed
+                with process.defer_signals():  # one without a record would go on unnoticed
                     self._create(manifest, units)
             yield from self._follow_log()
             outcome = self._explain() if self._left else RunOutcome("ok")

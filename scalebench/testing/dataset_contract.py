@@ -112,7 +112,7 @@ class DatasetContract:
         odd, bad = (
             sum(int((~np.isfinite(each)).sum()) for each in list_arrays(part)) for part in (made.inputs, made.targets)
         )
-        assert (odd, bad) == (0, 0), f"{odd} of the inputs and {bad} of the targets are no finite numbers"
+        assert (odd, bad) == (0, 0), f"{odd} of the inputs and {bad} of the targets are not finite numbers"
         varied = any(bool((each != each[:1]).any()) for each in list_arrays(made.inputs))
         assert varied, "all samples are the same"
 

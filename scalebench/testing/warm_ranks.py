@@ -168,7 +168,7 @@ class WarmRanks:
         return start_program(command, variables, log, in_foreground, network)
 
     def _find_forker(self, command: list[str], variables: dict[str, str]) -> Forker:
-        """Return the one that imports what this rank needs. Raise NotForked where a copy is no new process's like."""
+        """Return the one that imports what this rank needs. Raise NotForked where a copy differs from a new process."""
         strategy = _read_strategy(Path(command[-1]))
         kind = strategy.get("framework", "")
         if kind not in PRELOADED:

@@ -104,7 +104,7 @@ EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"
 
 
 def test_the_measured_bubble_stands_beside_the_expected_one():
-    measured = "of the devices' time is no stage's forward or backward"
+    measured = "of the devices' time is spent in no stage's forward or backward"
     for chains, begin, end in (
         ([chain(0.006, 0.006)], f"bubble: 40.0 % {measured}", f"; {EXPECTED}, 20.0 % of stages as unequal as these"),
         ([chain(0.0, 0.006)], "", f"{EXPECTED}, 50.0 % of stages as unequal as these"),

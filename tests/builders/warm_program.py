@@ -32,7 +32,7 @@ class WarmSession(WarmRanks):
         return {each.process.pid for each in self.zygotes.values() if each.process is not None}
 
     def fork_program(self, command, streams, variables, folder):
-        """Fork the program where this command starts it. Raise NotForked where a copy is no new process's like."""
+        """Fork the program where this command starts it. Raise NotForked where a copy differs from a new process."""
         flags, arguments = _parse_command(command)
         variables = os.environ if variables is None else variables
         with self.lock:

@@ -128,7 +128,7 @@ def test_nodes_that_are_not_full(program):
         assert [rank.hostname for rank in row.ranks] == measured(name, stand(program, 0, 0, 1))
     lightning = found["lightning_ddp_gloo"]
     assert lightning.status == "unsupported"
-    assert "Lightning wants as many processes on every node, and here are [2, 1]" in (lightning.reason or "")
+    assert "Lightning needs the same number of processes on every node, not [2, 1]" in (lightning.reason or "")
 
 
 def test_layouts_are_rows_of_their_own(program):

@@ -52,12 +52,12 @@ def test_an_unsuitable_build_is_recognized_without_an_import(site, monkeypatch):
     ):
         shutil.rmtree(site.folder / "horovod", ignore_errors=True)
         site.horovod(built_for)
-        problem = f"Horovod 0.28.1 was built {message}scalebench install horovod builds it anew"
+        problem = f"Horovod 0.28.1 was built {message}scalebench install horovod rebuilds it"
         assert horovod_build.find_horovod_problem(framework, None, "local") == problem
         assert horovod_build.main([framework]) == 1
     for lost in ("torch/mpi_lib_v2.x.so", "metadata.json"):
         (site.horovod(BOTH) / lost).unlink()
-        problem = "Horovod 0.28.1 was built without PyTorch: scalebench install horovod builds it anew"
+        problem = "Horovod 0.28.1 was built without PyTorch: scalebench install horovod rebuilds it"
         assert horovod_build.find_build_problem("torch") == problem
 
 
@@ -73,7 +73,7 @@ def test_versions_are_those_that_the_frameworks_report(site):
 
 
 def test_a_failing_import_is_explained(site, monkeypatch):
-    anew = "scalebench install horovod builds it anew"
+    anew = "scalebench install horovod rebuilds it"
     for code, message in {
         "raise ImportError('libmpi.so.40: cannot open')\n": "ImportError: libmpi.so.40: cannot open",
         "import os, sys\nprint('x', file=sys.stderr, flush=True)\nos.abort()\n": "exit status -6",

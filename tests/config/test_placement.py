@@ -68,7 +68,7 @@ def test_nodes_and_named_hosts_are_filled_in_their_order():
     assert [p.devices for p in make_spec(gpus=3, hardware=hardware).places] == [[3], [5], [3]]
     assert make_spec(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
     in_sequence = dataclasses.replace(hardware, layout="sequence")
-    assert "gpus=3 wants 3 devices a node" in resolve_error(make_config(gpus=3, hardware=in_sequence))
+    assert "gpus=3 needs 3 devices a node" in resolve_error(make_config(gpus=3, hardware=in_sequence))
     # Whatever gpus_per_node says: their slots count.
     spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
     places = [(p.node, p.local_rank, p.devices) for p in spec.places]
@@ -311,7 +311,7 @@ def test_a_remote_node_counts_cores_as_its_yaml_does(monkeypatch):
 def test_far_that_means_nothing_here_says_why(monkeypatch):
     far, needs_nodes = HardwareSpec("local", devices="cuda", bind="far"), "needs cores on a second NUMA node"
     for sizes, gpus, changes, message in (
-        ([4], [0, 0], {}, f"hardware.bind=far {needs_nodes}, and here is one node; use numa or none"),
+        ([4], [0, 0], {}, f"hardware.bind=far {needs_nodes}, and this machine has one; use numa or none"),
         ([4, 0], [0, 0], {}, needs_nodes),
         ([4, 4], [None, 0], {}, "hardware.bind=far needs GPUs whose NUMA node is known, and here it is not"),
         ([4, 4], [None, 0], {"hardware__device_ids": [1], "gpus": 1}, None),

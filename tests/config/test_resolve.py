@@ -181,8 +181,8 @@ ALL_REASONS = {"gpus": 2, "strategy__max_gpus": 1, "strategy__requires": ["no_su
 
 
 @pytest.mark.parametrize(("gpus_here", "changes", "message"), [
-    (0, {"hardware": ALPHA}, f"{ANOTHER}, behind slurm), here is no GPU and no sbatch; use hardware=local"),
-    (2, {"hardware": UNQUEUED}, f"{ANOTHER}), here is 2 GPUs; use hardware=local"),
+    (0, {"hardware": ALPHA}, f"{ANOTHER}, behind slurm), and this one has no GPU and no sbatch; use hardware=local"),
+    (2, {"hardware": UNQUEUED}, f"{ANOTHER}), and this one has 2 GPUs; use hardware=local"),
     (2, {"hardware": GPUS_HERE, "gpus": 4}, "gpus=4 asks for more than the 2 GPUs here"),
     (4, {"hardware": GPUS_HERE, "gpus": 4}, None),
     (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp on CPU"),

@@ -30,7 +30,7 @@ REFUSED = [
     ("strategy=central_storage_cpu gpus=2 train.accumulate=2 model=resnet20_cifar10", "moving statistics"),
     ("strategy=parameter_server gpus=2 dataset.feed=device", "takes dataset.feed=host, disk or fixed"),
     ("strategy=parameter_server gpus=2 dataset.prefetch=queue", "takes dataset.prefetch=none"),
-    ("strategy=parameter_server gpus=2 train.accumulate=2", "fetch the weights anew for every part"),
+    ("strategy=parameter_server gpus=2 train.accumulate=2", "fetch the weights again for every part"),
     ("strategy=parameter_server gpus=2 train.compile=true", "where XLA cannot read them"),
     (f"{FIT} gpus=2 train.accumulate=2", "computes the samples of a step at once"),
     (f"{FIT} gpus=2 dataset.feed=device", "takes its batches from the host; use dataset.feed=host"),
@@ -112,7 +112,7 @@ def test_a_reason_holds_where_all_of_its_settings_do_and_the_most_general_one_co
         ({"train.accumulate train.compile": "a", "train.precision=float16,tf32": "b"}, []),
         ({"train.precision=float16,bfloat16": "a", "train.accumulate": None}, ["ddp a"]),
         ({"strategy.options.overlap": "a", "strategy.options.overlap=true": "b"}, ["ddp b"]),
-        ({"train.acumulate": "a"}, ["ddp: `cannot` in its YAML names train.acumulate, which are no keys"]),
+        ({"train.acumulate": "a"}, ["ddp: `cannot` in its YAML names train.acumulate, which are not keys"]),
     ):
         config.strategy.cannot = cannot
         assert list(refusals.setting_reasons(config)) == reasons

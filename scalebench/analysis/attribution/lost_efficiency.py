@@ -26,7 +26,7 @@ OTHER_RUNS = ("ideal", "bare", "self")  # steps of the runs on one device, in th
 Estimates = dict[str, Estimate]
 Split = list[tuple[tuple[str, ...], Coefficients]]
 
-NO_OTHER_DEVICE = "one device has nobody to share with, to wait for or to exchange with"
+NO_OTHER_DEVICE = "one device has no other to share with, to wait for or to exchange with"
 SAME_BATCH = "the baseline has the batch of a device too"
 NO_WRAPPER = "the strategy is its own baseline"
 NO_BARE_RUN = (

@@ -116,7 +116,7 @@ RULES = (
     # platforms" (both compete for cores and memory bandwidth).
     Rule("communication", "exposed isolated wait",
          lambda f: combine({"exposed": 1.0, "wait": -1.0, "isolated": -1.0}, f).low > 0,
-         "gradient synchronization costs more within training than in isolation: both want the same cores or the same "
+         "gradient synchronization costs more within training than in isolation: both use the same cores or the same "
          "memory",
          "Try fewer threads (hardware.cpus_per_device), or a backend that does not use the cores of the model",
          "{transfer_s} of the step without the imbalance, {isolated_s} in isolation"),

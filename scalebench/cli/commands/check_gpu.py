@@ -76,7 +76,7 @@ def main(page: Path, minutes: float) -> int:
 
 
 def refuse_other_file(page: Path) -> None:
-    """Raise InputError where the page cannot be written, or would replace a file that is no such page."""
+    """Raise InputError where the page cannot be written, or would replace a file that is not such a page."""
     if not page.parent.is_dir():
         raise InputError(f"--page: {page.parent} is not a folder")
     if page.is_dir():

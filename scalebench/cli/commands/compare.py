@@ -54,7 +54,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--history", metavar="NAME", nargs="?", const="",
         help="draw the sessions of a baseline, with those of DIR if there are any, and mark the first that differs",
     )  # fmt: skip
-    parser.add_argument("--replace", action="store_true", help="of --save: start that baseline anew")
+    parser.add_argument("--replace", action="store_true", help="of --save: start that baseline over")
     parser.add_argument("--same-session", action="store_true", help="count all runs as those of one session")
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="text")
     parser.add_argument("--out", metavar="FILE", help="write that format to a file, and print the text")

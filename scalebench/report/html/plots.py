@@ -83,7 +83,7 @@ def _style_keys(chart: doc.Chart) -> list[tuple[str, str] | None]:
     """Return what determines the style of each series, None for an ideal line: its strategy, or its name if that is
     more specific.
 
-    Stacked parts and several lines of one strategy go by their names, since they would all have its colour otherwise.
+    Stacked parts and several lines of one strategy are coloured by their names: they would all have its colour else.
     """
     measured = [series for series in chart.series if series.style != "ideal"]
     strategies, names = {series.tags.get("strategy") for series in measured}, {series.name for series in measured}
@@ -194,7 +194,7 @@ def _make_line_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, met
         is_open = series.style == "published" and not style.symbol.endswith("-open")
         trace["marker"] = {"symbol": style.symbol + ("-open" if is_open else ""),
                            "size": 10 if series.style == "published" else 7}  # fmt: skip
-    # Points that no band shows, because no neighbour has limits or they are no line, have bars.
+    # Points that no band shows, because no neighbour has limits or they are not a line, have bars.
     banded = {k for stretch in _find_stretches(chart, series) if len(stretch) > 1 for k in stretch}
     return trace | _make_error_bars(
         series, [(None, None) if k in banded else limits for k, limits in enumerate(series.limits)]

@@ -103,7 +103,7 @@ def render_table(table: doc.Table) -> str:
 
 
 def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
-    """Return the sections with the charts that everybody wants moved below the first verdict.
+    """Return the sections with the main charts moved below the first verdict.
 
     That verdict is on the group of these charts: groups with several devices come first, and there is one of them.
     Where there are more, `scaling` is open, and the charts stay below the names of their groups.

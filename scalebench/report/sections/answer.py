@@ -413,7 +413,7 @@ def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: 
 
 def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool) -> Iterator[doc.Block]:
     """Make the command that measures the answer again, or makes it sure, and the lines of the strategy to take for a
-    program of one's own."""
+    program of the user's."""
     if not advice.rows or advice.kind == "stay":
         return
     name, row = advice.rows[0]

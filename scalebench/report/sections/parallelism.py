@@ -176,7 +176,9 @@ def describe_bubble(result: Result) -> str:
     measured, stages, micro_batches = cells["bubble_share"], cells["stages"], cells["micro_batches"]
     parts = ["bubble: not measured"]
     if measured is not None:
-        parts = [f"bubble: {units.format_percent(measured)} of the devices' time is no stage's forward or backward"]
+        parts = [
+            f"bubble: {units.format_percent(measured)} of the devices' time is spent in no stage's forward or backward"
+        ]
         parts += ["below 0, since the isolated stages took longer than in training"] if measured < 0 else []
     if stages is not None and micro_batches is not None:
         expected = units.format_percent(cells["bubble_share_expected"])

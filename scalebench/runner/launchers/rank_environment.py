@@ -137,7 +137,7 @@ def common_environment(by_mpi: bool = False) -> dict[str, str]:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Return host and port of HOST:PORT, where an IPv6 address stands in brackets."""
+    """Return host and port of HOST:PORT, where an IPv6 address is in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), port
 

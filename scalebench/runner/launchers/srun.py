@@ -88,7 +88,7 @@ def launch(request: LaunchRequest) -> GroupExit:
             command.insert(1, f"--gpus-per-node={gpus}")  # else the agent had those of one task
         addresses = assign_rank_addresses(hosts, request.run_id, spec.config.hardware.ports)
         variables = step_environment() | overlap_variables(spec) | {KEY_VARIABLE: group.key}
-        # The nodes' daemons start the agents, which are no descendants of srun.
+        # The nodes' daemons start the agents, which are not descendants of srun.
         variables[exit_with_parent.LAUNCHER_VARIABLE] = exit_with_parent.REMOTE_LAUNCHER
         with defer_signals(), as_start_errors():
             if ARBITRARY in command:
@@ -125,7 +125,7 @@ def rank_nodes(spec: RunSpec) -> list[str]:
         job = os.environ.get(JOB_ID)
         has = "1 node" if len(names) == 1 else f"{len(names)} nodes"
         raise StartError(
-            f"job {job} has {has} and gpus={spec.gpus} wants {spec.nodes}; ask for more nodes, or lower gpus"
+            f"job {job} has {has} and gpus={spec.gpus} needs {spec.nodes}; ask for more nodes, or lower gpus"
         )
     return [names[place.node] for place in spec.places]
 

@@ -67,7 +67,7 @@ JOIN_S = 120.0  # that the ranks of a user's program have to find each other
 MAX_TIMELINE_DELAY_S = 60.0
 
 
-REBUILD = "scalebench install horovod builds it anew"
+REBUILD = "scalebench install horovod rebuilds it"
 TRANSPORT_REMEDIES = {
     "MPI": "apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod",
     "Gloo": REBUILD,
@@ -241,7 +241,7 @@ class MpiLibrary:
         launcher = next((name for variable, name in LAUNCHERS.items() if variable in os.environ), "an unknown program")
         return (
             f"{launcher} started the processes, and Horovod was built with {built_with}: put the mpirun of that MPI "
-            "first on the PATH, build Horovod anew with the other (scalebench install horovod), or use it over Gloo"
+            "first on the PATH, rebuild Horovod with the other (scalebench install horovod), or use it over Gloo"
         )
 
     def finalize(self) -> None:

@@ -8,7 +8,7 @@ listeners: list[Callable[[int], None]] = []  # of this process: the strategy tha
 
 
 def step(samples: int = 0) -> None:
-    """Mark the end of a training step, in a program whose updates are no steps of an optimizer that scalebench sees.
+    """Mark the end of a training step, in a program whose updates are not steps of an optimizer that scalebench sees.
 
     `samples` are those of this process; 0 leaves them to its DataLoader. Where scalebench has not started the program,
     this does nothing.

@@ -46,7 +46,7 @@ def copy_containers(batch: Any) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Return the batch in new containers of the same classes, with `function` applied to all that is no container."""
+    """Return the batch in new containers of the same classes, with `function` applied to what is not a container."""
     if _is_mapping(batch):
         fresh = copy.copy(batch)  # of the same class
         for key in list(batch.keys()):

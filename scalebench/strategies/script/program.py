@@ -244,7 +244,7 @@ class Script(Strategy):
         hooks.samples = hooks.batches = 0
         hooks.data_s = 0.0
         hooks.pauses.clear()
-        if self._loop is None:  # the very first step, whose beginning nobody saw
+        if self._loop is None:  # the very first step, whose beginning was not seen
             return self._stand_still()
         try:
             is_over = self._loop.done(part)

@@ -33,8 +33,8 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
     devices = choose_visible_gpus(place.devices, len(gpus))
     if max(devices) >= len(gpus):
         hint = f"; its libraries for GPUs are installed {TENSORFLOW_APART}" if not gpus else ""
-        wants = f"this process wants number {max(devices)}"
-        raise Unsupported(f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and {wants}{hint}")
+        needs = f"this process needs number {max(devices)}"
+        raise Unsupported(f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and {needs}{hint}")
     numbers = sorted(devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
     local_gpus = [gpus[number] for number in numbers]
     tf.config.set_visible_devices(local_gpus, "GPU")

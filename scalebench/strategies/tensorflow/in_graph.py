@@ -35,7 +35,7 @@ class InGraph(central_storage.SingleCopyStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         if self.options.reduction == "nccl" and spec.config.strategy.backend != "nccl":
-            raise InputError("strategy.options.reduction=nccl wants strategy.backend=nccl as well")
+            raise InputError("strategy.options.reduction=nccl needs strategy.backend=nccl as well")
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # this process reads full batches, which its graph slices

@@ -128,7 +128,7 @@ class FitStrategy(TensorFlowStrategy):
             super().train(loop)
             return
         replicas = self.model.distribute_strategy.num_replicas_in_sync
-        with self.scope():  # fit inspects a batch only under a strategy, and wants one that divides by the replicas
+        with self.scope():  # fit inspects a batch only under a strategy, and needs one that divides by the replicas
             probe_samples = replicas if tf.distribute.has_strategy() else 0
         pipeline = BatchPipeline(loop, self.keep_batch, probe_samples)
         prefetched = PREFETCHED_BATCHES if self.spec.config.dataset.prefetch == "queue" else 0

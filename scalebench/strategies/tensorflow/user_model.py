@@ -22,7 +22,7 @@ from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import TRAINING_PASSES
 
 CHECK_SAMPLES = 2
-ADDED_LOSS = "adds a loss of its own (a regularizer or add_loss), which nobody would minimise: leave it out"
+ADDED_LOSS = "adds a loss of its own (a regularizer or add_loss), which would not be minimized: leave it out"
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 OWN_TRAINING = ("train_step", "test_step", "compute_loss", "make_train_function")
 MAX_MESSAGE_CHARS = 300  # messages of Keras can be pages long; the log has the full text
@@ -256,7 +256,7 @@ def build_user_model(config: Config, compute_dtype: str, rank: int) -> UserModel
             seed = partial(keras.utils.set_random_seed, config.seed % 2**32)
             inner = user_code.call_builder(config.model, "keras", keras.Layer, "the network", seed)
             if not isinstance(inner, keras.Model):
-                raise UserProblem(f"gives {user_code.describe_result(inner)}, and no keras.Model")
+                raise UserProblem(f"gives {user_code.describe_result(inner)}, not a keras.Model")
             check_inputs(inner, config)
             # Build the layers that are not built yet, without computing anything.
             specs = batches.input_specs(config, None)

@@ -100,7 +100,7 @@ def feed_batches(
 
     A source that gives tensors is a loader of the user's, which pins them or not.
 
-    `feed`: host and disk take each batch from the source; fixed yields the first batch for ever; device keeps the
+    `feed`: host and disk take each batch from the source; fixed yields the first batch each time; device keeps the
     whole dataset on the device. The last two have nothing to prepare, so that `prefetch_mode` (none, queue, device)
     concerns the others only.
     """

@@ -34,7 +34,7 @@ def choose_device(kind: str, index: int) -> torch.device:
     if problem is not None:
         raise Unsupported(problem)
     if index >= visible:
-        raise Unsupported(f"PyTorch {torch.__version__} sees {visible} GPUs and this rank wants number {index}")
+        raise Unsupported(f"PyTorch {torch.__version__} sees {visible} GPUs and this rank needs number {index}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
@@ -81,7 +81,7 @@ class PeakMemory:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let a device's peak begin anew at the memory that is now in use; on a CPU there is none."""
+    """Restart a device's peak from the memory that is now in use; on a CPU there is none."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

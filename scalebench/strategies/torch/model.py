@@ -51,7 +51,7 @@ class Lstm(nn.Module):
 
     nn.LSTM has two biases per gate, of which the kernel gets zeros for the second here. It also keeps a list of its
     weights, which would still hold the old tensors after FSDP has replaced the parameters. As nn.LSTM does, it lays its
-    weights out in one chunk of a GPU's memory: of separate ones cuDNN would make that chunk anew in each call.
+    weights out in one chunk of a GPU's memory: of separate ones cuDNN would allocate that chunk again in each call.
     """
 
     def __init__(self, inputs: int, units: int) -> None:

@@ -78,7 +78,7 @@ def _check_tf32(device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
     if capability < TF32_CAPABILITY:
         name, version = torch.cuda.get_device_name(device), ".".join(map(str, capability))
-        raise Unsupported(f"train.precision=tf32 wants compute capability 8.0 or newer, and {name} has {version}")
+        raise Unsupported(f"train.precision=tf32 needs compute capability 8.0 or newer, and {name} has {version}")
 
 
 def choose_data_format(train: TrainSpec, device: torch.device) -> str:
@@ -89,8 +89,8 @@ def choose_data_format(train: TrainSpec, device: torch.device) -> str:
 
 
 def select_data_format(train: TrainSpec, device: str, capability: tuple[int, int], allows_tf32: bool) -> str:
-    """Return `train.data_format`; for `default` nhwc, which tensor cores want, and on GPUs that compute float32 without
-    them nchw: a V100 takes 1.68 s in NCHW for what takes 2.76 s in NHWC (pytorch/pytorch#44943).
+    """Return `train.data_format`; for `default` nhwc, which tensor cores prefer, and on GPUs without them for
+    float32 nchw: a V100 takes 1.68 s in NCHW for what takes 2.76 s in NHWC (pytorch/pytorch#44943).
 
     `allows_tf32` is cuDNN's switch.
     """
@@ -140,10 +140,10 @@ def check_compiler(device: torch.device) -> None:
     from torch.utils._triton import has_triton
 
     if device.type == "cuda" and not has_triton():
-        raise Unsupported("train.compile=default wants Triton, which this PyTorch lacks: pip install triton")
+        raise Unsupported("train.compile=default needs Triton, which this PyTorch lacks: pip install triton")
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         raise Unsupported(
-            "train.compile=default wants a C++ compiler, and none is found: install g++ or set CXX"
+            "train.compile=default needs a C++ compiler, and none is found: install g++ or set CXX"
         ) from None

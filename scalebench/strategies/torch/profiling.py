@@ -279,7 +279,7 @@ def profile_steps(
 class MessageReplay(BatchReplay):
     """A replay of WARMUP_STEPS and of one more, whose operators PyTorch's observer writes down, with their arguments.
 
-    This is no session of the profiler, and leaves no hooks behind that later steps on a GPU would feel.
+    This is not a session of the profiler, and leaves no hooks behind that later steps on a GPU would feel.
     """
 
     def __init__(self, batch: TorchBatch, observer: ExecutionTraceObserver) -> None:
@@ -298,7 +298,7 @@ class MessageReplay(BatchReplay):
 def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[Message]:
     """Train a few more steps on a batch, and return what the last one sent, in order. Spoils the weights.
 
-    Flags, bit maps and single numbers, such as the norm of all gradients, are no messages.
+    Flags, bit maps and single numbers, such as the norm of all gradients, are not messages.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "operators.json")
@@ -307,7 +307,7 @@ def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[M
             train(MessageReplay(batch, observer))
         finally:
             # A step ends before Gloo's threads have told the observer that their operations did. What they would tell
-            # it then lies in memory that is free, and the process would crash.
+            # it is then in memory that is free, and the process would crash.
             time.sleep(GLOO_THREADS_S)
             observer.unregister_callback()
         nodes = {node["id"]: node for node in read_json(path)["nodes"]}

@@ -97,7 +97,7 @@ def build_user_module(
 def _check_module(module: Any) -> None:
     """Raise UserProblem if it is not a module, or if its parameters cannot be trained like those of our networks."""
     if not isinstance(module, nn.Module):
-        raise UserProblem(f"gives {user_code.describe_result(module)}, and no torch.nn.Module")
+        raise UserProblem(f"gives {user_code.describe_result(module)}, not a torch.nn.Module")
     if isinstance(module, (DistributedDataParallel, DataParallel)):
         raise UserProblem(
             f"gives a {type(module).__name__}: leave wrapping to the strategy, and give the module within"
@@ -206,7 +206,7 @@ def _check_copy(
             _, again = _walk_graph(trial, trial(*copy.deepcopy(batch[:2])))
         if count := len({id(each) for each in again} & {id(each) for each in foreign}):
             texts.append(
-                f"uses {count} tensors that are no parameters of the module (nn.ModuleList? nn.Parameter?): not trained"
+                f"uses {count} tensors that are not parameters of the module (nn.ModuleList? nn.Parameter?), untrained"
             )
     model.remarks = {UNTRAINED_FLAG: f"{function_label(config.model)} {', and '.join(texts)}"} if texts else {}
     model.flops_per_sample = _count_training_flops(trial, batch, autocast)
@@ -328,7 +328,7 @@ def _try_pass(trial: UserModule, config: Config, batch: TorchBatch) -> Tensor:
         where, count = "" if trial.training else "in evaluation mode ", len(targets)
         gives = f"{where}gives outputs of {tuple(outputs.shape)} for {count} samples"
         if not outputs.is_floating_point():
-            raise UserProblem(f"{where}gives outputs of {_name_type(outputs)}, which no loss can be made of")
+            raise UserProblem(f"{where}gives outputs of {_name_type(outputs)}, of which no loss can be computed")
         if config.model.loss == "cross_entropy":
             _check_scores(outputs, targets, config, gives)
         elif outputs.shape != targets.shape:
@@ -371,7 +371,7 @@ def _count_training_flops(trial: UserModule, batch: TorchBatch, autocast: Abstra
     try:
         with autocast:  # with gradients, since transformer layers otherwise take a fused path that is not counted
             flops = count_flops(lambda: trial(*batch[:2]))
-    except Exception:  # the count is no reason to refuse a module that trains
+    except Exception:  # a count is not a reason to refuse a module that trains
         return None
     return TRAINING_PASSES * flops / batch.samples or None
 

@@ -143,7 +143,7 @@ def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
         return read_optimizers(optimizer)
     if not isinstance(optimizer, Optimizer):
         kind = "None" if optimizer is None else f"a {type(optimizer).__name__}"
-        raise UserProblem(f"gives {kind} as its optimizer, and no torch.optim.Optimizer")
+        raise UserProblem(f"gives {kind} as its optimizer, not a torch.optim.Optimizer")
     try:
         inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler replaces the instance's own
     except TypeError:

@@ -268,7 +268,7 @@ def find_function_facts(config: Config) -> user_function.SampleFacts | None:
 
 
 def count_tokens(config: Config) -> int | None:
-    """Return the tokens of a sample, padding included; None where samples are no sequences of tokens, or where a
+    """Return the tokens of a sample, padding included; None where samples are not sequences of tokens, or where a
     user's function gives them in the ranks. `config` has the shapes."""
     model = config.model
     if config.script.path is not None:

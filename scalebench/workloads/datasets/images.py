@@ -95,7 +95,7 @@ def compute_box(crop: NDArray[np.float64], width: int, height: int) -> Box:
 def decode(path: str, side: int, crop: NDArray[np.float64] | None = None) -> NDArray[np.uint8]:
     """Return the picture at `path` as (side, side, 3): a crop of draw_crops, or else the central square.
 
-    Raises InputError, with the path, where it is no complete picture.
+    Raises InputError, with the path, where it is not a complete picture.
     """
     pillow = load_pillow("imagenet")
     try:

@@ -23,7 +23,7 @@ def main(parent: int, folder: Path) -> None:
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
     call = parse_record(sys.stdin.buffer.read(), FunctionCall)
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what the function prints is no answer
+        os.dup2(2, 1)  # what the function prints is not an answer
         try:
             make_samples(call, folder)
             answer = Answer("written")

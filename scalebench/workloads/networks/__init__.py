@@ -31,7 +31,9 @@ class NetworkEntry(NamedTuple):
     function: str  # "module:function", called as function(network, outputs, **settings, **options), the network empty
     axes: tuple[str, ...] = IMAGE  # of its inputs; empty: the function checks them itself
     input_shape: Callable[[dict[str, Any]], Sequence[int]] | None = None  # of all options, if these determine it
-    settings: Mapping[str, Any] = MappingProxyType({})  # what makes this network of several alike, and is no option
+    settings: Mapping[str, Any] = MappingProxyType(
+        {}
+    )  # what distinguishes this network from similar ones, and is not an option
     plugin: PluginEntry | None = None  # that brings it
 
     @property
@@ -120,7 +122,7 @@ def build_by_name(
 
 @functools.lru_cache(16)
 def _build_once(name: str, input_shape: tuple[int, ...], outputs: int, options: str) -> Network:
-    """Build one of our networks, which nobody changes: the runs of a sweep and their baselines share theirs."""
+    """Build one of our networks, which must not be changed: the runs of a sweep and their baselines share theirs."""
     network, entry = Network(name, input_shape), NETWORKS[name]
     entry.load()(network, outputs, **entry.settings, **json.loads(options))
     return network

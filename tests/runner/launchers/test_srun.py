@@ -208,7 +208,7 @@ def test_too_few_nodes_are_an_error(job, monkeypatch):
         patch.setenv("SLURM_JOB_NODELIST", "n1")
         with pytest.raises(StartError) as caught:
             srun.rank_nodes(job.spec(3))
-    assert str(caught.value) == "job 12 has 1 node and gpus=3 wants 2; ask for more nodes, or lower gpus"
+    assert str(caught.value) == "job 12 has 1 node and gpus=3 needs 2; ask for more nodes, or lower gpus"
     job.script("scontrol", "echo 'scontrol: error: host list is empty' >&2; exit 1")
     with pytest.raises(StartError, match="host list is empty"):
         srun.rank_nodes(job.spec(2))

@@ -68,7 +68,7 @@ def test_a_strategy_refuses_what_its_plan_does():
 
 BUILT = "Horovod 0.28.1 was built "
 NO_MPI = f"{BUILT}without MPI: apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod"
-NO_GLOO = f"{BUILT}without Gloo: scalebench install horovod builds it anew"
+NO_GLOO = f"{BUILT}without Gloo: scalebench install horovod rebuilds it"
 NO_NCCL = (
     f"{BUILT}without NCCL: HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
 )
@@ -145,7 +145,7 @@ def test_a_group_of_another_size_or_order_is_refused(rank, position, monkeypatch
     assert str(caught.value) == (
         f"Horovod has rank {rank} of 2 as rank {position[0]} of {position[1]}, so that the ranks would not train "
         "together; an mpirun with PMI (MPICH or Intel MPI) started the processes, and Horovod was built with Open MPI "
-        "v4.1.4: put the mpirun of that MPI first on the PATH, build Horovod anew with the other (scalebench install "
+        "v4.1.4: put the mpirun of that MPI first on the PATH, rebuild Horovod with the other (scalebench install "
         "horovod), or use it over Gloo"
     )
 

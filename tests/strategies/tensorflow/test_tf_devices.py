@@ -45,7 +45,7 @@ def threads_kept(monkeypatch):
 @pytest.mark.usefixtures("threads_kept")
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
 def test_too_few_gpus():
-    with pytest.raises(Unsupported, match="sees 0 GPUs and this process wants number 3"):
+    with pytest.raises(Unsupported, match="sees 0 GPUs and this process needs number 3"):
         devices.configure_devices("cuda", RankPlacement(0, 0, 0, [1, 3], [], 1))
 
 

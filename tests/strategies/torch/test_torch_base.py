@@ -172,10 +172,10 @@ def gpus_seen(monkeypatch):
 @pytest.mark.parametrize(("cuda", "driver", "available", "index", "reason"), [
     (None, None, False, 0, f"PyTorch {torch.__version__} is a build without CUDA: uv pip"),
     ("13.0", "535.183.01", False, 0, "needs NVIDIA driver 580 or newer, and 535.183.01 is installed: uv pip"),
-    ("13.0", None, False, 0, "sees 0 GPUs and this rank wants number 0"),
+    ("13.0", None, False, 0, "sees 0 GPUs and this rank needs number 0"),
     ("13.0", "535.183.01", True, 1, "has no code for compute capability 7.0, only for sm_75 sm_90: uv pip"),
     ("13.0", "535.183.01", True, 0, None),  # by the compatibility package of a container
-    ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank wants number 2"),
+    ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank needs number 2"),
 ])  # fmt: skip
 def test_a_gpu_that_pytorch_cannot_use_is_unsupported(gpus_seen, cuda, driver, available, index, reason):
     gpus_seen(2, driver, cuda, available, capabilities=[(9, 0), (7, 0)])
@@ -194,7 +194,7 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(gpus_seen):
         assert [choose_device("cuda", index)] == current == [torch.device("cuda", chosen)]
     for visible, index in ((2, 3), (0, 0)):
         gpus_seen(visible)
-        with pytest.raises(Unsupported, match=f"sees {visible} GPUs and this rank wants number {index}"):
+        with pytest.raises(Unsupported, match=f"sees {visible} GPUs and this rank needs number {index}"):
             choose_device("cuda", index)
 
 

@@ -36,7 +36,7 @@ from scalebench.core.machine.machine import Machine, cache_folder, find_file_sys
 from scalebench.core.spec import Config, HardwareSpec
 
 BRANDS = {"nvidia", "geforce", "tesla"}  # left out by some drivers
-MODEL_SUFFIXES = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070
+MODEL_SUFFIXES = {"ti", "super"}  # a GTX 1070 Ti is not a GTX 1070
 NETWORK_FILE_SYSTEMS = (
     "nfs nfs4 lustre gpfs beegfs ceph cephfs glusterfs afs panfs wekafs pvfs2 orangefs ocfs2 gfs2 9p cifs smb3".split()
 )
@@ -78,7 +78,7 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
 
 
 def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple[list[CheckResult], str | None]:
-    """Return all lines and, where this host is no node, the command that checks one."""
+    """Return all lines and, where this host is not a node, the command that checks one."""
     hardware = config.hardware
     if hardware.scheduler == "kubernetes":  # whose nodes can only be seen from pods
         problem = Kubectl(hardware.kubernetes.namespace).find_problem()
@@ -106,7 +106,7 @@ def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple
 
 def check_node(hardware: HardwareSpec, host: Machine, in_job: bool = False) -> list[CheckResult]:
     """Check the devices, cores, memory, network interface and copy folder of a node. A job may have only some of the
-    node's GPUs, so that fewer than expected are no difference then."""
+    node's GPUs, so that fewer than expected are not a difference then."""
     results = []
     if hardware.devices != "cpu":
         count, expected = len(host.gpus), hardware.gpus_per_node

@@ -43,7 +43,7 @@ EXPECTED_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own call of torch
     "You defined a `validation_step` but have no",  # scalebench evaluates after the training
     r"torch\.distributed\.nn\.functional\.all_gather is deprecated",  # Lightning's own call, in self.all_gather
-    "Trying to infer the `batch_size` from an ambiguous collection",  # for self.log, which nobody reads
+    "Trying to infer the `batch_size` from an ambiguous collection",  # for self.log, which has no effect
 )
 
 
@@ -240,7 +240,7 @@ class _PlainModule(pl.LightningModule):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def configure_model(self) -> None:
-        """Leave the model as the strategy has built it; some of Lightning's strategies want this method."""
+        """Leave the model as the strategy has built it; some of Lightning's strategies need this method."""
 
 
 class _Fit(pl.Callback):
