@@ -11,8 +11,6 @@ from scalebench.report.sections import select_content
 from scalebench.report.terminal_table import RunTable
 from tests.builders import sweeps
 
-SCRIPT = "<script>alert(1)</script>"
-
 
 def write_report_data(folder, results=(), **changes):
     """Write these runs, or the usual sweep if there are none, and load them as report data."""

@@ -8,7 +8,7 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.report import document
 from scalebench.report.document import CurveGroup, downsample
 from scalebench.report.report_data import make_relative_link
-from tests.report.section_blocks import SCRIPT
+from tests.builders.report_sweeps import SCRIPT
 
 SHARED = {"model": "m", "dataset": "d", "hardware": "h", "scaling": "weak", "batch": "10 per device"}
 
