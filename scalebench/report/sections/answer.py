@@ -268,7 +268,8 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]
     faster = join_with_and([format_ratio(ratio) for ratio in ratios])
     rows = [row for _, row in (single, *advice.rows)]
-    times = f"{faster} times as fast as {single[0]} on one device"
+    lead = _describe_lead(ranking) if (ranking := _find_ranking(advice)) else ""
+    times = f"{faster} times as fast as {single[0]} on one device{lead and f' and {lead}'}"
     if advice.test and (disturbed := [row for row in rows if has_other_programs(row)]):
         cores = max((row.get("cpu_cores_others_mean") or 0.0 for row in disturbed), default=0.0)
         others = list(dict.fromkeys(name for row in disturbed for name in (row.get("other_programs") or "").split()))
@@ -292,7 +293,25 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     return " ".join([text, *texts])
 
 
-def describe_ranking(ranking: Ranking) -> str:
+def _find_ranking(advice: Advice) -> Ranking | None:
+    """Return the ranking whose fastest row is the one to take, which the answer compares with the next strategy."""
+    return next(
+        (ranking for ranking in advice.rankings if advice.kind == "take" and ranking.row is advice.rows[0][1]), None
+    )
+
+
+def _describe_lead(ranking: Ranking, on_devices: bool = True) -> str:
+    """Return `1.31 [1.25, 1.37] times as fast as the next on 2 devices (ddp_gloo)`; empty if nothing is slower beyond
+    noise."""
+    first = next((rival for rival in ranking.rivals if rival.verdict == "slower"), None)
+    if first is None:
+        return ""
+    who = "the next" if first is ranking.rivals[0] else "the first that is slower beyond noise"
+    where = f" on {format_count(ranking.gpus, 'device')}" if on_devices else ""
+    return f"{format_ratio(first.ratio)} times as fast as {who}{where} ({first.name})"
+
+
+def describe_ranking(ranking: Ranking, with_lead: bool = True) -> str:
     """Return `At 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo).`"""
     parts = [
         f"At {format_count(ranking.gpus, 'device')}: {ranking.best}, {format_throughput(ranking.row, ' samples/s')}"
@@ -310,10 +329,8 @@ def describe_ranking(ranking: Ranking) -> str:
                 break
         why = "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
         parts.append(f"not sure against {against}: {why or 'no interval'}")
-    first = next((rival for rival in ranking.rivals if rival.verdict == "slower"), None)
-    if first is not None:
-        who = "the next" if first is ranking.rivals[0] else "the first that is slower beyond noise"
-        parts.append(f"{format_ratio(first.ratio)} times as fast as {who} ({first.name})")
+    if with_lead and (lead := _describe_lead(ranking, on_devices=False)):
+        parts.append(lead)
     return f"{', '.join(parts)}."
 
 
@@ -334,9 +351,8 @@ def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> It
         against = _get_baseline_kind(last.row)
         limit = scaling_curves.find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
         reach = "" if limit is None else _describe_scaling_limit(limit, last.best)
-        yield doc.Paragraph(
-            " ".join(filter(None, [describe_ranking(last), reach, _describe_loss(last.row)])), tags=tags
-        )
+        ranking = describe_ranking(last, with_lead=last is not _find_ranking(advice))
+        yield doc.Paragraph(" ".join(filter(None, [ranking, reach, _describe_loss(last.row)])), tags=tags)
     if test := advice.test or last.test:
         yield doc.Paragraph(f"How sure: {test}.", tags=tags)
     if doubts := list_doubts(advice):
