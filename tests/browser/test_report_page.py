@@ -206,6 +206,23 @@ def test_the_answer_is_seen_without_scrolling(browser, tmp_path, pixels, height,
     assert browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [pixels, pixels]
 
 
+@pytest.mark.parametrize("pixels", [320, 390])
+def test_of_bars_in_a_narrow_card_nothing_is_cut_off(browser, tmp_path, pixels):
+    """Long names stand above their bars, which take most of the width, and the legend below all."""
+    page = write_real_page(tmp_path, ("bare_torch", "ddp_gloo", "lightning_ddp_gloo"))
+    open_page(browser, page, pixels, height=4000)
+    wait(browser, "return document.querySelectorAll('#answer .plot[data-drawn]').length === 3")
+    script = """
+        const plot = [...document.querySelectorAll('#answer .plot')].find(p => p.layout.yaxis.categoryarray);
+        const box = e => e.getBoundingClientRect(), all = names => [...plot.querySelectorAll(names)].map(box);
+        const texts = all('text:not(:empty)').filter(b => b.width), card = box(plot);
+        return [Math.max(...texts.map(b => b.right)) - card.right, Math.max(...texts.map(b => b.bottom)) - card.bottom,
+                Math.min(...all('.legendtext').map(b => b.top)) - box(plot.querySelector('.xtitle')).bottom,
+                box(plot.querySelector('.barlayer')).width / card.width]"""
+    right, bottom, legend, share = browser.execute_script(script)
+    assert right <= 0 and bottom <= 0 and legend >= 0 and share > 0.5
+
+
 def test_the_first_page_of_paper_has_the_answer_and_its_charts(browser, tmp_path):
     open_page(browser, write_real_page(tmp_path), dark=True)
     before = browser.execute_script("return document.querySelectorAll('details[open]').length")

@@ -4,6 +4,9 @@ const NARROW = 560; // pixels
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
 const SLOTS = 19; // colours: of strategies, and of parts of a step
 const BAR_HEIGHT = 30; // of a lying bar
+const MAX_BESIDE = 0.35; // of the width, which the names beside lying bars may take: longer ones stand above
+const ABOVE_HEIGHT = 36; // of a lying bar and its name above
+const NAME_ABOVE = { xref: "paper", x: 0, xanchor: "left", yref: "y", yanchor: "middle", yshift: 15, showarrow: false };
 const AHEAD = "600px"; // distance from the window at which drawing begins
 const near = new Set();
 const waiting = new Set();
@@ -75,11 +78,17 @@ function setColours(trace, palette) {
   return trace;
 }
 
-// The number of lines of the legend: plotly gives each entry the width of the longest.
-function legendLines(data, width) {
+// The number of lines of the legend: plotly gives each entry the width of the longest, but of groups its own.
+function legendLines(data, width, grouped) {
   const names = data.filter((trace) => trace.visible && trace.showlegend !== false).map((trace) => trace.name.length);
-  const across = Math.max(1, Math.floor((width - 30) / (Math.max(0, ...names) * 7 + 50)));
-  return Math.ceil(names.length / across);
+  const longest = Math.max(0, ...names);
+  let [lines, used] = [names.length ? 1 : 0, 0];
+  for (const length of names) {
+    const needed = (grouped ? length : longest) * 7 + 50;
+    if (used && used + needed > width - 30) [lines, used] = [lines + 1, 0];
+    used += needed;
+  }
+  return lines;
 }
 
 // Room for the names below the bars, which plotly slants if they are too long.
@@ -96,21 +105,23 @@ function layoutOf(figure, palette, width) {
   });
   const names = figure.layout.yaxis.categoryarray || []; // of lying bars, beside which the legend has no room
   const bars = names.length;
-  const room = width - 6.5 * Math.max(0, ...names.map((name) => String(name).length));
-  const below = (bars ? 28 : 20) * legendLines(figure.data, room) + slantedHeight(figure.layout.xaxis, width);
+  const beside = 6.5 * Math.max(0, ...names.map((name) => String(name).length));
+  const above = beside > MAX_BESIDE * width; // names stand above their bars, which are too short otherwise
+  const below = 20 * legendLines(figure.data, width - (above ? 0 : beside), bars) + slantedHeight(figure.layout.xaxis, width);
   return {
     ...figure.layout,
     xaxis: axis({ showgrid: figure.layout.xaxis.type !== "category", ...figure.layout.xaxis, ...(bars ? { nticks: 4, tickangle: 0 } : {}) }),
-    yaxis: axis({ showgrid: !bars, ...figure.layout.yaxis }),
+    yaxis: axis({ showgrid: !bars, ...figure.layout.yaxis, showticklabels: !above }),
+    annotations: above ? names.map((name) => ({ ...NAME_ABOVE, y: name, text: name })) : [],
     font: { family: "system-ui, sans-serif", size: 12, color: palette.ink },
     paper_bgcolor: palette.paper, plot_bgcolor: palette.paper,
-    margin: { l: 48, r: 12, t: 12, b: 40 },
-    height: bars ? 90 + BAR_HEIGHT * bars + below : Math.min(330 + below, 900), width,
+    margin: { l: above ? 12 : 48, r: 12, t: 12, b: 40 },
+    height: above ? 64 + ABOVE_HEIGHT * bars + below : bars ? 90 + BAR_HEIGHT * bars + below : Math.min(330 + below, 900), width,
     showlegend: true,
-    legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom", maxheight: 1 },
+    legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom", maxheight: 1, tracegroupgap: 0 },
     hoverlabel: { align: "left", bgcolor: palette.paper, font: { color: palette.ink, size: 12 }, bordercolor: palette.zero },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-    bargap: 0.25,
+    bargap: above ? 0.6 : 0.25,
   };
 }
 
@@ -121,7 +132,9 @@ function drawChart(plot, width = plot.clientWidth, less = 0) {
   removeEmptyCategories(figure);
   const layout = layoutOf(figure, palette, width);
   const bars = (layout.yaxis.categoryarray || []).length;
-  layout.height -= plot.closest("#answer") ? (bars ? 10 * bars : less + 80) : 0; // the answer is to be seen without scrolling
+  if (plot.closest("#answer") && !layout.annotations.length) {
+    layout.height -= bars ? 10 * bars : less + 80; // the answer is to be seen without scrolling
+  }
   plot.style.minHeight = `${layout.height}px`;
   Plotly.react(plot, figure.data, layout, CONFIG);
   plot.dataset.drawn = "";
