@@ -81,7 +81,8 @@ def make_sections(report_data: ReportData, names: Iterable[str] = ()) -> Iterato
         for heading, content in contents.items():
             if len(contents) > 1:  # a note that several parts have, as about runs that were left out, is shown once
                 content = [block for block in content if not isinstance(block, doc.Paragraph) or block not in blocks]
-                blocks.append(doc.Paragraph(heading, "heading"))
+                if blocks or heading != title:  # the section has its title as a heading already
+                    blocks.append(doc.Paragraph(heading, "heading"))
             blocks += content
         if contents:
             labels = {block.text for block in blocks if isinstance(block, doc.Paragraph) and block.kind == "label"}
