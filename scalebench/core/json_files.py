@@ -54,11 +54,16 @@ def _list_fields(record: Any) -> dict[str, Any]:
     return msgspec.structs.asdict(record) if isinstance(record, msgspec.Struct) else vars(record)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file as `write_json` does; a device or a pipe, such as /dev/stdout, is written to and not replaced."""
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user has named; a device or a pipe, such as /dev/stdout, is written to and not replaced."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
-        return
+    else:
+        write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as `write_json` does, in the place of whatever is there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")

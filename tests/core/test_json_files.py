@@ -84,13 +84,15 @@ WRONG = [
 ]
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
-    """As /dev/stdout and /dev/null are: root could replace these for the whole machine."""
+def test_a_pipe_that_the_user_names_is_written_to_and_not_replaced(tmp_path):
+    """As /dev/stdout and /dev/null are: root could replace these for the whole machine. One in a run's folder is."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        json_files.write_text(tmp_path / "pipe", "page")
+        json_files.write_output(tmp_path / "pipe", "page")
         assert os.read(reader, 10) == b"page" and (tmp_path / "pipe").is_fifo()
+        json_files.write_json(tmp_path / "pipe", {})
+        assert (tmp_path / "pipe").read_text() == "{}\n"
     finally:
         os.close(reader)
 

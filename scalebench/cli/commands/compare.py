@@ -21,7 +21,7 @@ from scalebench.cli.commands.arguments import (
     refuse_unwritable,
 )
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import write_text
+from scalebench.core.json_files import write_output
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_line
@@ -178,7 +178,7 @@ def _write_outputs(
         sys.stdout.write(content)
     else:
         with refuse_unwritable(Path(options.out), "--out=FILE writes elsewhere"):
-            write_text(Path(options.out), content)
+            write_output(Path(options.out), content)
         sys.stdout.write(text)
         print(f"written: {options.out}")
     if options.figures is not None:

@@ -19,7 +19,7 @@ from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.scaling_curves import format_group_title, group_curves, plain_rows
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import write_text
+from scalebench.core.json_files import write_output
 from scalebench.core.machine.machine import describe_machine
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_text
@@ -47,7 +47,7 @@ def write(report_data: ReportData, path: Path, sections: Iterable[doc.Section] |
     """
     text = render_page(report_data, path.parent, list(make_sections(report_data) if sections is None else sections))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)
+    write_output(path, text)
     return path
 
 
