@@ -180,13 +180,13 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path, capsys):
     assert list(make_terminal_blocks(others.pooled, others.configurations.estimate_ratio)) == []
 
 
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        GOLDEN.write_text(make_golden(Path(made)), encoding="utf-8")
-
-
 @pytest.mark.parametrize("sweep", ["attribution", "failures", "repeats", "target", "two_nodes"])
 def test_recorded_runs_show_their_details(sweep, capsys):
     """Some were recorded before all of today's fields were there."""
     assert main(["show", str(CORPUS / sweep), "--details"]) == 0
     assert "what the run used" in capsys.readouterr().out or sweep == "failures"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        GOLDEN.write_text(make_golden(Path(made)), encoding="utf-8")
