@@ -34,6 +34,20 @@ def count_samples(batch: Any, depth: int = 0) -> int:
     return len(batch) if depth == 0 and isinstance(batch, (list, tuple)) else 0
 
 
+def list_counts(batch: Any, depth: int = 0) -> Iterator[int]:
+    """Yield what may be the number of samples of a batch: its graphs, and the lengths of its lists and first axes, in
+    an order that depends on its structure alone."""
+    shape = getattr(batch, "shape", None)
+    if isinstance(graphs := getattr(batch, "num_graphs", None), int):
+        yield graphs
+    if shape is not None:
+        yield from shape[:1]
+    elif depth < MAX_DEPTH:
+        yield from [len(batch)] if isinstance(batch, (list, tuple)) else []
+        for part in _parts(batch):
+            yield from list_counts(part, depth + 1)
+
+
 def count_tokens(batch: Any) -> int | None:
     """Return the tokens of a batch, padding included; None where it has none by their usual name."""
     tokens = batch.get(TOKEN_KEY) if _is_mapping(batch) else None

@@ -32,9 +32,12 @@ class TorchBatch(NamedTuple):
     global_samples: int
     share: float = 1.0  # this part's share of the process's samples in the step
     last: bool = True  # no other part of the step follows
+    size: int = 0  # samples of a batch of graphs, or of others without an axis of samples; 0: that of its first tensor
 
     @property
     def samples(self) -> int:
+        if self.size:
+            return self.size
         first = next(iter(self.inputs.values()), None) if isinstance(self.inputs, dict) else self.inputs
         if not isinstance(first, Tensor):
             first = next(user_batches.list_tensors(self[:2]), None)
@@ -70,9 +73,13 @@ class TorchBatch(NamedTuple):
 
     def to(self, device: torch.device) -> TorchBatch:
         """Copy the batch to the device; from pinned memory the copy overlaps with the host's work."""
-        inputs, targets = user_batches.map_leaves(
-            lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf, self[:2]
-        )
+
+        def copy(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                return leaf.to(device, non_blocking=True)
+            return leaf.to(device) if hasattr(leaf, "to") else leaf  # a graph of the user's, say
+
+        inputs, targets = user_batches.map_leaves(copy, self[:2])
         return self._replace(inputs=inputs, targets=targets)
 
 

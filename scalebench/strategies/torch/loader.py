@@ -40,6 +40,7 @@ class UserLoader:
         self._label = f"dataset.loader={config.dataset.loader}"
         self._network = None if user_code.is_user_model(config.model) else config.model
         self._is_mse = config.model.loss == "mse"
+        self._count_at: int | None = None  # where among a batch's counts its samples stand; None: its first axis
         self.steps_per_epoch = 0  # 0: not known yet
         self._epoch = self._drawn = 0  # epochs that are over, and batches of this one
         self._iterable: Any = None
@@ -56,6 +57,18 @@ class UserLoader:
             self._call: Callable[[], Any] = lambda: function(*arguments, **options)
         self.first = self._draw()
         self._is_first_left = True
+        leaves: list[Any] = []
+        batches.map_leaves(leaves.append, self.first[:2])
+        counts = _list_counts(*self.first[:2])
+        if any(hasattr(leaf, "to") and getattr(leaf, "shape", ())[:1] != (batch,) for leaf in leaves):
+            # Graphs, or images of different sizes.
+            if config.train.accumulate > 1:
+                raise PluginError(
+                    f"{self._label} gives batches of which not all parts have an axis of samples, and which "
+                    "train.accumulate therefore cannot divide: leave it at 1"
+                )
+            self._count_at = counts.index(batch) if batch in counts else None
+            self.first = self._count(self.first)
         if self.first.samples != batch:
             raise PluginError(
                 f"{self._label} gives a first batch of {self.first.samples} samples, and {batch} are asked for: use "
@@ -122,11 +135,19 @@ class UserLoader:
             targets = targets[:, None]  # one quantity is a vector of one
         if self._network is not None:
             inputs = self._fit_network(self._network, inputs, targets)
-        converted = TorchBatch(inputs, targets, 0)
-        if not (samples := converted.samples):
+        counted = self._count(TorchBatch(inputs, targets, 0))
+        if not counted.samples:
             raise PluginError(f"{self._label} gives a batch without samples: {_describe(batch)}")
+        return counted
+
+    def _count(self, batch: TorchBatch) -> TorchBatch:
+        """Return the batch with the number of its samples. A tuple with one part for each is one argument: a list."""
+        if self._count_at is not None:
+            inputs = list(batch.inputs) if self._count_at == 0 and type(batch.inputs) is tuple else batch.inputs
+            size = _list_counts(*batch[:2])[self._count_at]
+            batch = batch._replace(inputs=inputs, size=size)
         # Each rank's mean counts alike, as in a loop of the user's own.
-        return converted._replace(global_samples=samples * self._replicas)
+        return batch._replace(global_samples=batch.samples * self._replicas)
 
     def _fit_network(self, model: ModelSpec, inputs: Any, targets: Any) -> Tensor:
         """Return inputs for a network of scalebench, channels last. Raises PluginError where shapes or types differ."""
@@ -157,6 +178,10 @@ class UserLoader:
     def _attribute_errors(self) -> AbstractContextManager[None]:
         """Name the user's function in errors of its code, those of a DataLoader's workers included."""
         return plugins.attribute_errors(self._label, Unsupported, MemoryError)
+
+
+def _list_counts(inputs: Any, targets: Any) -> list[int]:
+    return [*batches.list_counts(inputs), *batches.list_counts(targets)]
 
 
 def _to_tensor(leaf: Any) -> Any:

@@ -112,9 +112,14 @@ def _check_module(module: Any) -> None:
         raise UserProblem("has no parameter to train")
     for name, parameter in trained.items():
         if parameter.dtype != torch.float32:
+            way_out = (
+                "train torch.view_as_real of it, and take torch.view_as_complex in forward"
+                if parameter.is_complex()
+                else "return it in float32 (module.float())"
+            )
             raise UserProblem(
                 f"has '{name}' in {_name_type(parameter)}: what is trained is float32, and train.precision says what "
-                "it computes in"
+                f"it computes in: {way_out}"
             )
 
 
@@ -146,14 +151,14 @@ def check_user_module(
     `group` have to start from the same weights. The module and the generators of random numbers stay as they were. Of a
     model that `is_large` there is no second copy of what is trained.
     """
-    device = batch.tensors()[0].device
+    device = next(tensor.device for tensor in (*batch.tensors(), *model.parameters()))  # graphs may hide their tensors
     if group is not None:
         strided = (each for each in (*model.parameters(), *model.buffers()) if each.layout == torch.strided)
         arrays = (each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for each in strided)
         refuse_other_weights(arrays, function_label(config.model), "torch", group.broadcast, group.sum)
     try:
         with _kept_generators(device), attribute_errors_to_user(config.model):
-            _check_copy(model, config, autocast, batch, is_large)
+            _check_copy(model, config, autocast, batch, device, is_large)
     except (PluginError, torch.OutOfMemoryError) as error:  # the module may yet be trained
         cause = error.__cause__ or error
         if isinstance(cause, torch.OutOfMemoryError):
@@ -175,10 +180,13 @@ def choose_trial_device(device: torch.device, is_large: bool) -> torch.device:
 
 
 def _check_copy(
-    model: UserModule, config: Config, autocast: AbstractContextManager[None], batch: TorchBatch, is_large: bool
+    model: UserModule,
+    config: Config,
+    autocast: AbstractContextManager[None],
+    batch: TorchBatch,
+    device: torch.device,
+    is_large: bool,
 ) -> None:
-    device = batch.tensors()[0].device
-
     def build_again() -> UserModule:
         return build_user_module(config, device, lambda module: setattr(module, "trainer", model.progress.trainer))
 
@@ -187,12 +195,12 @@ def _check_copy(
     except Exception:  # of an attribute: a lock, a generator, a tensor that was computed
         trial = build_again()
     messages = count_messages()
-    foreign = _try_step(trial, config, autocast, batch)
+    foreign = _try_step(trial, config, autocast, batch, device)
     model.communicates = count_messages() > messages
     if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
         model.zero_grad()
         trial = build_again()
-        foreign = _try_step(trial, config, autocast, batch)
+        foreign = _try_step(trial, config, autocast, batch, device)
     model.unused_parameters, model.is_reentrant = trial.unused_parameters, trial.is_reentrant
     texts = []
     if trial.unused_parameters:
@@ -273,11 +281,15 @@ def copy_without_values(module: Module, device: torch.device) -> Module:
 
 
 def _try_step(
-    trial: UserModule, config: Config, autocast: AbstractContextManager[None], batch: TorchBatch
+    trial: UserModule,
+    config: Config,
+    autocast: AbstractContextManager[None],
+    batch: TorchBatch,
+    device: torch.device,
 ) -> list[Tensor]:
     """Run the passes of a step on a copy, and of an evaluation if there is one. Note on the copy which parameters get
     no gradient, and return the other tensors that do; raise UserProblem where something is wrong."""
-    before = _read_generators(batch)
+    before = _read_generators(device)
     try:
         with autocast:
             loss = _try_pass(trial, config, batch)
@@ -289,7 +301,7 @@ def _try_step(
             f"as one argument, and fails ({describe_exception(error)}): return them as targets, (inputs, targets), or "
             "let forward take them"
         ) from error
-    if not config.train.dropout and before != _read_generators(batch):
+    if not config.train.dropout and before != _read_generators(device):
         raise UserProblem(
             "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn alone: "
             "make an nn.Dropout of it, or take train.dropout=true"
@@ -345,8 +357,10 @@ def _check_scores(outputs: Tensor, labels: Tensor, config: Config, gives: str) -
     classes = dataset.classes or 2
     if len(shape) >= 2 and (shape[0], *shape[2:]) == (count, *positions) and shape[1] >= classes:
         return
-    if positions == (1,) and len(shape) == 2 and len(outputs) == count:
-        reason = f", and the labels of dataset={dataset.name} have the shape (n, 1): return them as (n,)"
+    if positions[-1:] == (1,) and (shape[:1], shape[2:]) == ((count,), positions[:-1]):
+        has, needs = (", ".join(["n", *map(str, each)]) for each in (positions, positions[:-1]))
+        needs += "," if len(positions) == 1 else ""
+        reason = f", and the labels of dataset={dataset.name} have the shape ({has}): return them as ({needs})"
     elif positions and positions == shape[1:] and classes == 2:
         reason = (
             f", and dataset={dataset.name} has {positions[0]} labels of 0 or 1 for each: where these mean one class, "
@@ -354,7 +368,7 @@ def _check_scores(outputs: Tensor, labels: Tensor, config: Config, gives: str) -
         )
     else:
         has = f"{dataset.classes} classes" if dataset.classes else "classes"
-        form = f", as (samples, classes, {positions[0]})" if positions else ""
+        form = f", as (samples, classes, {', '.join(map(str, positions))})" if positions else ""
         from_1 = ", or subtract 1 from labels that begin with 1" if shape == (count, classes - 1) else ""
         reason = f"; dataset={dataset.name} has {has}: give each an output{form}{from_1}"
     raise UserProblem(gives + reason)
@@ -388,8 +402,7 @@ def _kept_generators(device: torch.device) -> Iterator[None]:
         random.setstate(python)
 
 
-def _read_generators(batch: TorchBatch) -> bytes:
+def _read_generators(device: torch.device) -> bytes:
     """Return the states of the generators of random numbers, in a form that can be compared."""
-    device = batch.tensors()[0].device
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     return pickle.dumps((random.getstate(), np.random.get_state(), [each.numpy().tobytes() for each in states]))

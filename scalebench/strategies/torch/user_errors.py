@@ -41,6 +41,9 @@ UNSUPPORTED = {
         "overwrites in place what a layer gives that this strategy has split: write x = x + y for x += y, or take "
         "strategy=fsdp"
     ),
+    "SyncBatchNorm expected input tensor to be on": (
+        "has a SyncBatchNorm, which PyTorch computes on GPUs alone where there are several devices: take BatchNorm"
+    ),
     "The closure hasn't been executed": (
         "has an optimizer whose step does not call the closure that Lightning gives it, and which computes the "
         "gradients: call it there, or take a strategy without a Trainer, such as ddp"
@@ -64,6 +67,11 @@ HINTS = {
     r"got mixed torch\.Tensor and DTensor|inputs with different meshes": (
         "a weight that is split is used without a call of its layer or block: call it, or take a strategy that leaves "
         "weights whole, such as ddp; under fsdp, strategy.options.units=whole helps too"
+    ),
+    "does not support sparse gradients": "set train.optimizer=sgd, or sparse=False in its embeddings",
+    r"expected input\[.*\] to have \d+ channels": (
+        "of samples that are one array the last axis has the channels, which reach the module first: let the function "
+        "give (n, height, width, channels)"
     ),
     "Expected more than 1 value per channel": (
         "a device has one sample of a step, or of a part of one, which BatchNorm cannot normalize: raise "

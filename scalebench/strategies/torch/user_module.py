@@ -52,11 +52,12 @@ class UserModule(StepModule):
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.training_step: Callable[..., Any] | None = step if callable(step) else None
         self._user_loss: Callable[..., Any] | None = None
+        self._by = ""  # what a message begins with where the loss is not the module's
         self._batch_hooks = list_overridden(module, BATCH_HOOKS)
         self._batches = {True: 0, False: 0}  # counted in training and in evaluation mode
         self._takes_names: dict[tuple[str, ...], bool] = {}  # whether forward has parameters of these names
         if self.loss is None and name != user_code.MODULE_LOSS:
-            self._user_loss = user_code.load_function(name, "model.loss")
+            self._user_loss, self._by = user_code.load_function(name, "model.loss"), f"has model.loss={name}, which "
             if not callable(self._user_loss):
                 raise UserProblem(f"has model.loss={name}, which is not a function")
         if self.training_step is not None:
@@ -95,14 +96,18 @@ class UserModule(StepModule):
                 result = self._user_loss(self._call_module(inputs), inputs if targets is None else targets)
             else:
                 result = self._call_module(inputs) if targets is None else self.module(inputs, targets)
-        loss = check_loss(result, self.training)
+        loss = check_loss(result, self.training, self._by)
         return loss if self.training else loss.double().reshape(1)
 
     def compute_outputs(self, inputs: Any) -> Tensor:
         outputs = self._call_module(self._prepare(inputs))
         if not isinstance(outputs, Tensor):  # some modules return more in training than in evaluation
             mode = "training" if self.training else "evaluation mode"
-            raise UserProblem(f"gives a {type(outputs).__name__} in {mode}: it should give one tensor")
+            raise UserProblem(
+                f"gives a {type(outputs).__name__} in {mode}: it should give one tensor, or set "
+                f"model.loss={user_code.MODULE_LOSS} where the loss is in it, else model.loss=MODULE:FUNCTION, which "
+                "computes one from it"
+            )
         return outputs
 
     def train(self, mode: bool = True) -> UserModule:
@@ -168,22 +173,33 @@ def _takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     return True
 
 
-def check_loss(result: Any, in_training: bool = True) -> Tensor:
-    """Return the loss, which may be an attribute or an entry `loss` of the result. Raises UserProblem where none is."""
+def check_loss(result: Any, in_training: bool = True, by: str = "") -> Tensor:
+    """Return the loss, which may be an attribute or an entry `loss` of the result, or the only number in a tuple, such
+    as (logits, loss). Raises UserProblem where none is; `by` says which function beside the module has computed it."""
     loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    if isinstance(loss, (tuple, list)):
+        numbers = [each for each in loss if isinstance(each, Tensor) and each.dim() == 0 and each.is_floating_point()]
+        loss = numbers[0] if len(numbers) == 1 else loss
     is_loss = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
     if not is_loss and not in_training:
         raise UserProblem(
-            "gives no loss in evaluation mode, only what it predicts: set measure.evaluate=false, or have it compute "
-            "the loss where the batch has labels"
+            f"{by}gives no loss in evaluation mode, only what it predicts: set measure.evaluate=false, or have it "
+            "compute the loss where the batch has labels"
         )
     if not isinstance(loss, Tensor):
-        kind = "None" if loss is None else f"a {type(result).__name__}"
-        raise UserProblem(f"gives {kind}, and should give the mean loss of a batch: return it, or set model.loss")
+        kind = user_code.describe_result(result)
+        if isinstance(result, Mapping):
+            kind += f" of {', '.join(map(str, result))}"
+        others = (
+            "" if by else ", or set model.loss=MODULE:FUNCTION, which takes what the module gives for the inputs alone"
+        )
+        raise UserProblem(
+            f"{by}gives {kind}, and should give the mean loss of a batch: return it, also as 'loss' of a dict{others}"
+        )
     if not is_loss:
         dtype = str(loss.dtype).removeprefix("torch.")
         raise UserProblem(
-            f"gives {dtype} of shape {tuple(loss.shape)}, and should give the mean loss of a batch, one number"
+            f"{by}gives {dtype} of shape {tuple(loss.shape)}, and should give the mean loss of a batch, one number"
         )
     return (loss.sum() if loss.dim() else loss).float()  # no view, which FSDP warns of
 

@@ -21,6 +21,7 @@ from scalebench.workloads.datasets.images import LABEL_DTYPE
 
 BLOCK_BYTES = 2**24
 READING_FILE = "reading.json"  # beside the samples
+MAX_ARRAYS = 4  # in one line
 
 
 class UnusableSamples(Exception):
@@ -176,10 +177,14 @@ def check_arrays(result: Any) -> tuple[Any, Any]:
     inputs = parts[0]
     if isinstance(inputs, np.ndarray) and inputs.ndim < 2 and inputs.dtype.kind == "f":
         raise UnusableSamples(f"inputs of shape {inputs.shape}: they should be (n, ...), samples along the first axis")
-    shapes = " and ".join(f"{name} of shape {array.shape}" for name, array in arrays.items())
+    described = [f"{name} of shape {array.shape}" for name, array in arrays.items()]
+    others = len(described) - MAX_ARRAYS
+    shapes = " and ".join([*described[:MAX_ARRAYS], *([f"{others} others"] if others > 0 else [])])
     lengths = {array.shape[:1] for array in arrays.values()}
     if len(lengths) > 1 or () in lengths:
-        raise UnusableSamples(f"{shapes}: they should have the same number of samples")
+        raise UnusableSamples(
+            f"{shapes}: they should have the same number of samples; samples of different sizes need a dataset.loader"
+        )
     if any(0 in array.shape for array in arrays.values()):
         raise UnusableSamples(f"no samples: {shapes}")
     return inputs, parts[1]

@@ -75,6 +75,32 @@ def test_a_generator_of_dicts_reaches_a_module_of_the_user_as_it_is(open_loader)
     assert loader.first.targets is None and loader.first.map(torch.neg).inputs["numbers"][1, 0] == -1
 
 
+RAGGED = {"object": "NodeSums", "tuple": "NodeSums", "list": "NodeSums", "dict": "NodeSumsOfDict"}
+
+
+@pytest.mark.parametrize("kind", RAGGED)
+def test_samples_of_different_sizes_count_as_one_each(strategy, kind):
+    """Graphs and lists of images have no axis of samples: their number is that of the graphs, targets or parts."""
+    changes = user_changes(RAGGED[kind], f"{LOADERS}:squares") | {"model": "custom", "train__optimizer": "sgd"}
+    losses = {}
+    for each in ("tuple", kind):
+        dataset = {f"dataset__{key}": value for key, value in KEYS.items()}
+        dataset |= {"dataset__loader": f"{LOADERS}:ragged", "dataset__options": {"kind": each}}
+        module = {} if each == kind else {"model__torch": f"{LOADERS}:{RAGGED[each]}"}
+        adapter = strategy("bare_torch", **changes | dataset | module)
+        parts = [adapter.step(batch) for batch in islice(adapter.feed(None), 5)]
+        losses[each] = [float(part.loss_sum) for part in parts]
+        assert [part.samples for part in parts] == [20, 20, 10, 20, 20]
+    assert losses[kind] == pytest.approx(losses["tuple"], rel=1e-5) and losses[kind][3] < losses[kind][0]
+
+
+def test_samples_without_an_axis_are_not_divided(open_loader):
+    with pytest.raises(
+        PluginError, match=r"not all parts have an axis of samples, and which train.accumulate therefore cannot"
+    ):
+        open_loader("ragged", train__accumulate=2, **user_changes("NodeSums", f"{LOADERS}:squares"))
+
+
 @pytest.mark.parametrize(("name", "options", "line"), [
     ("nothing", {}, "gives None: return a DataLoader, or another iterable of batches"),
     ("empty", {}, "ends without a batch in epoch 1: it has fewer samples than a batch"),

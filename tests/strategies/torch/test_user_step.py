@@ -43,6 +43,7 @@ KINDS = {
     "OneDict": ("OneDict", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "TwoTensors": ("TwoTensors", f"{STEPS}:token_loss", (pack(IDS, MASK), pack(LABELS))),
     "LossAmongOutputs": ("LossAmongOutputs", "module", LABELLED),
+    "ScoresAndLoss": ("ScoresAndLoss", "module", LABELLED),
     "with_optimizer": ("with_optimizer", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "Regression": ("Regression", "module", FLOATS),
 }
@@ -227,12 +228,17 @@ FAULTS = {
     r"fails: .*; this run has no GPU, so leave moving the module and its samples to scalebench$": (
         "TokenSums", {"model__torch": f"{STEPS}:needs_gpu"}),
     r"gives a loss of nan for the first 20 samples: correct": ("TokenSums", {"model__loss": f"{STEPS}:nan_loss"}),
-    r"gives a str, and should .*: return it": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}),
+    r"has model.loss=\S+:no_loss, which gives a str, and should .*: return it, also as 'loss' of a dict$": (
+        "TokenSums", {"model__loss": f"{STEPS}:no_loss"}),
     r"has model.loss=\S+:number, which is not a function$": ("TokenSums", {"model__loss": f"{STEPS}:number"}),
     r"fails: TypeError: .*": ("OneDict", {"model__loss": "module"}),
     r"has no 'labels' among the arguments of its forward, .*: return them as targets": (
         "LossAmongOutputs", {"model__torch": f"{STEPS}:TokenSums", "model__loss": f"{STEPS}:token_loss"}),
     r"gives None, and should give the mean loss of a batch": of_regression("none"),
+    r"gives a tuple, and should .*: return it, also as 'loss' of a dict, or set model.loss=MODULE:FUNCTION": (
+        "ScoresAndLoss", {"model__options": {"losses": 2}}),
+    r"gives a dict of loss_scores, and should give the mean loss": (
+        "LossAmongOutputs", {"model__torch": f"{STEPS}:Losses"}),
     r"gives float32 of shape \(3,\), and should give the mean loss of a batch": of_regression("vector"),
     r"steps its optimizers by itself": of_regression("manual"),
     r"gives 2 optimizers, and a step is one of": of_regression("two"),

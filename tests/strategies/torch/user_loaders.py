@@ -85,5 +85,57 @@ class OneDict(nn.Module):
         return {"loss": (self.layer(batch["numbers"])[:, 0] - batch["labels"]).square().mean()}
 
 
+class Graphs:
+    """The nodes of the graphs of a batch, and the graph of each node, in no container that anybody knows."""
+
+    def __init__(self, nodes, graph):
+        self.nodes, self.graph, self.num_graphs = nodes, graph, int(graph[-1]) + 1
+
+    def to(self, device):
+        return Graphs(self.nodes.to(device), self.graph.to(device))
+
+
+def ragged(rank, world_size, batch, seed, kind="object"):
+    """Batches of samples of 1 to 3 rows, the last batch smaller: as an object, a dict, a pair of tuples, or a tuple
+    with a tensor for each sample."""
+    for start in range(0, SAMPLES, batch):
+        numbers = torch.arange(start, min(start + batch, SAMPLES))
+        sizes = numbers % 3 + 1
+        nodes = numbers.repeat_interleave(sizes)[:, None].repeat(1, 5).float()
+        graph = torch.arange(len(numbers)).repeat_interleave(sizes)
+        if kind == "object":
+            yield Graphs(nodes, graph), numbers.float()
+        elif kind == "dict":
+            yield {"nodes": nodes, "graph": graph, "targets": numbers.float()}
+        elif kind == "tuple":
+            yield (nodes, graph), numbers.float()
+        else:
+            yield nodes.split(sizes.tolist()), tuple(numbers.float())
+
+
+class NodeSums(nn.Module):
+    """A number for each sample of `ragged`, from the sum of its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+
+    def forward(self, first, graph=None):
+        if isinstance(first, list):
+            return torch.stack([self.layer(rows).sum() for rows in first])
+        nodes, graph = (first.nodes, first.graph) if graph is None else (first, graph)
+        return torch.zeros(int(graph[-1]) + 1).index_add_(0, graph, self.layer(nodes)[:, 0])
+
+
+class NodeSumsOfDict(NodeSums):
+    def forward(self, batch):
+        return super().forward(batch["nodes"], batch["graph"])
+
+
+def squares(outputs, targets):
+    targets = targets["targets"] if isinstance(targets, dict) else targets
+    return (outputs - (torch.stack(targets) if isinstance(targets, tuple) else targets)).square().mean() / SAMPLES**2
+
+
 def dataset(size, seed):
     return Curves()

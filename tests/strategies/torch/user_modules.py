@@ -220,6 +220,7 @@ FAULTS = {
     "wrapped": lambda: nn.DataParallel(Plain()),
     "lazy": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(2)),
     "double": lambda: Plain().double(),
+    "spectrum": lambda: nn.ParameterDict({"spectrum": torch.ones(2, dtype=torch.complex64)}),
     "frozen": lambda: Plain().requires_grad_(False),
     "on_meta": on_meta,
     "numpy_noise": lambda: Changed(lambda module, x: x * np.random.uniform()),

@@ -44,6 +44,25 @@ class LossAmongOutputs(TokenSums):
         return {"loss": token_loss(scores, labels), "logits": scores}
 
 
+class ScoresAndLoss(LossAmongOutputs):
+    """Gives (scores, loss), as nanoGPT does; with `losses` more numbers, none of which is named."""
+
+    def __init__(self, losses=1):
+        super().__init__()
+        self.losses = losses
+
+    def forward(self, ids, mask, labels):
+        outputs = super().forward(ids, mask, labels)
+        return outputs["logits"], *[outputs["loss"]] * self.losses
+
+
+class Losses(LossAmongOutputs):
+    """Gives its losses by name, and not their sum, as detectors of torchvision do."""
+
+    def forward(self, ids, mask, labels):
+        return {"loss_scores": super().forward(ids, mask, labels)["loss"]}
+
+
 def token_loss(scores, labels):
     return functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 

@@ -166,7 +166,7 @@ UNUSABLE = {
     "strings": ((FLOATS, np.array(["a"] * 6)), r"^targets of <U1: cast it to float32, or to integers"),
     "strings in a dict": ({"ids": FLOATS, "text": np.array(["a"] * 6)}, r"^'text' of <U1 in inputs: cast it"),
     "lengths in a dict": ({"ids": FLOATS, "mask": FLOATS[1:]},
-     r"^'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have the same number of samples$"),
+     r"^'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have the same number of samples;"),
     "NaN in a dict": ({"ids": np.where(FLOATS > 0.9, np.nan, FLOATS)}, r"^NaN .* in 'ids', first at sample 5"),
     "no targets of an array": ((FLOATS, None), r"^None as targets: it should be a numpy array$"),
     "an empty table": (Table([]), r"^a Dataset without samples$"),
