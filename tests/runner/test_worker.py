@@ -1,7 +1,9 @@
 """The worker process: its placement, its record, its end, its memory limit, and the signs that this was reached."""
 
+import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import re
 import resource
@@ -137,6 +139,25 @@ def test_a_strategy_that_cannot_be_created_fails_the_rank(folder):
     assert worker.main([str(folder)]) == 1
     record = record_in(folder)
     assert record.status == "failed" and record.reason is not None and "no_such_package" in record.reason
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_import_is_not_gone_through_for_garbage(fails, monkeypatch):
+    enabled = []
+
+    def create(spec, rank):
+        enabled.append(gc.isenabled())
+        if fails:
+            raise InputError("broken")
+        return "strategy"
+
+    monkeypatch.setattr(worker.registry, "create_strategy", create)
+    try:
+        with pytest.raises(InputError) if fails else contextlib.nullcontext():
+            assert worker.import_strategy(simulated_spec(), 0) == "strategy"
+        assert enabled == [False] and gc.isenabled() and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("gone", [False, True])

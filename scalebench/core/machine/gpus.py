@@ -259,7 +259,7 @@ def find_hidden_gpus() -> str | None:
 
 def has_chosen_no_gpu() -> bool:
     """Return whether CUDA_VISIBLE_DEVICES says that no GPU is wanted, rather than naming one that there is not."""
-    return os.environ.get(VISIBLE_DEVICES, "0").strip() in ("", "-1")
+    return os.environ.get(VISIBLE_DEVICES, "0").strip() in ("", "-1", "NoDevFiles")  # SLURM's, of a job without GPUs
 
 
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", VISIBLE_DEVICES)  # each among those of the one before

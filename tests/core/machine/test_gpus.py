@@ -111,7 +111,9 @@ def test_topology(nvml):
     assert gpus.pairs_by_link(pairs) == expected and gpus.pairs_by_link([["X"]]) == {}
 
 
-@pytest.mark.parametrize(("visible", "is_refused"), [("7", True), ("0,0", True), ("-1", False), ("", False)])
+@pytest.mark.parametrize(
+    ("visible", "is_refused"), [("7", True), ("0,0", True), ("-1", False), ("", False), ("NoDevFiles", False)]
+)
 def test_hidden_gpus_are_named(nvml, monkeypatch, visible, is_refused):
     """Who chose none gets the CPU and reads so; a number that there is not, or one twice, is a mistake."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
