@@ -249,6 +249,8 @@ def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
         if key is None and word in config_files.list_options(group):
             return f"'{word}' is a {group}: write {group}={word}"
     key = key or find_meant_key(name, list(arguments))
+    if key is None and any(argument.startswith(("script=", "script.path=")) for argument in arguments):
+        return f"'{word}' is not a setting: words for the script follow a --, at the end"
     if key is None:
         return f"'{word}' is not a setting: write KEY=VALUE, such as gpus=2"
     value = value or (after.removeprefix("=") if not after.startswith("-") and "=" not in after[1:] else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
 from scalebench.core.untrusted import clean_text
 from scalebench.measure.progress import TRIED, RankProgress, read_progress
+from scalebench.strategies.script.arguments import render_command
 from scalebench.sweeps import estimate as estimates
 from scalebench.sweeps.pace import read_pace
 
@@ -346,7 +348,7 @@ class Console:
             if config.measure.search == "max_batch":
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
             if config.script.path is not None and not spec.global_batch:
-                batch = "its own batch"
+                batch = shlex.join(render_command(spec, run.folder))
             pace = estimate.pace(spec)
             is_known = is_known and (pace is not None or config.strategy.framework == "none")
             if pace is not None and pace.step_s >= SLOW_STEP_S:

@@ -321,9 +321,12 @@ def check_question(question: str | None, planned: Sequence[SweepRun]) -> None:
 
 
 def name_settings(overrides: Sequence[str], keys: set[str]) -> list[str]:
-    """Return `seed=1` of each of these keys that the overrides of a run set, by the last part of its name."""
+    """Return `seed=1` of each of these keys that the overrides of a run set, by the last part of its name, or all of
+    an argument's."""
     pairs = [override.lstrip("+").partition("=")[::2] for override in overrides]
-    return [f"{key.rpartition('.')[2]}={value}" for key, value in pairs if key in keys]
+    return [
+        f"{key.partition('script.args.')[2] or key.rpartition('.')[2]}={value}" for key, value in pairs if key in keys
+    ]
 
 
 def compute_exit_status(statuses: Collection[str], strict: bool = False) -> int:

@@ -46,6 +46,9 @@ def script_file(script: ScriptSpec) -> Path | None:
             raise InputError(f"script={path}: no module {parts[0]} in {folder}, nor installed beside scalebench")
         return file
     file = folder / Path(path).expanduser()
+    if file.is_file() and file.suffix not in (".py", ""):
+        way_out = "jupyter nbconvert --to script writes one" if file.suffix == ".ipynb" else "name the file that trains"
+        raise InputError(f"script={path} is no Python program: {way_out}")
     if file.is_file():
         return file
     if file.is_dir():
@@ -178,6 +181,12 @@ def render_arguments(spec: RunSpec, folder: Path) -> list[str]:
             else:
                 words += [name, *several]
     return words
+
+
+def render_command(spec: RunSpec, folder: Path) -> list[str]:
+    """Return the words of the program with its arguments, or of the command that starts it."""
+    script = spec.config.script
+    return [*([str(script.path)] if script.command is None else []), *render_arguments(spec, folder)]
 
 
 def _is_list(value: Any) -> bool:

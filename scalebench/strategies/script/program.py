@@ -200,7 +200,7 @@ class Script(Strategy):
         started = read_started_program()  # by a command of the user's, which has set its folder
         script, folder = self.spec.config.script, Path(sys.argv[1]).absolute()
         if started is None:
-            started = [str(script.path), *arguments.render_arguments(self.spec, folder)]
+            started = arguments.render_command(self.spec, folder)
             os.chdir(arguments.script_folder(script))
         actions = {
             "torch": self.hooks.install,
