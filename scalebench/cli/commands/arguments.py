@@ -60,6 +60,7 @@ def _make_reader(what: str, is_valid: Callable[[float], bool], form: Callable[[f
     return read
 
 
+read_row = _make_reader("the number of a row, such as 3", lambda n: n % 1 == 0, int)
 read_count = _make_reader(f"a whole number from 1 to {MAX_COUNT:,}", lambda n: 0 < n <= MAX_COUNT and n % 1 == 0, int)
 read_positive = _make_reader("a number above 0", lambda n: 0 < n < math.inf, float)
 read_efficiency = _make_reader("a share above 0 and up to 1, such as 0.8", lambda n: 0 < n <= 1, float)

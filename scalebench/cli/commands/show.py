@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from scalebench.analysis import published
-from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, read_names
+from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, read_names, read_row
 from scalebench.report.sections.attribution import make_attribution_records
 from scalebench.report.sections.published import make_terminal_tables
 from scalebench.report.terminal_table import render
@@ -20,7 +20,9 @@ from scalebench.sweeps.console import Console
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("DIR", nargs="*", help=FOLDERS_HELP)
     parser.add_argument("--wide", action="store_true", help="all columns, however wide the terminal is")
-    parser.add_argument("--run", metavar="N", type=int, help="only the details of run N, as the table numbers them")
+    parser.add_argument(
+        "--run", metavar="N", type=read_row, help="only the details of run N, as the table numbers them"
+    )
     parser.add_argument("--details", action="store_true", help="where the time of every run went")
     parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
     parser.add_argument(
