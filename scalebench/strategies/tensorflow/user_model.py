@@ -227,7 +227,8 @@ def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
         last = inner.outputs[0]._keras_history.operation
     except (AttributeError, TypeError, IndexError):
         last = None
-    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
+    is_softmax = type(last).__name__ == "Softmax"  # the layer's class, and that of keras.ops.softmax, which is private
+    if is_softmax or getattr(last, "activation", None) is keras.activations.softmax:
         raise UserProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
 
 

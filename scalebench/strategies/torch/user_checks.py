@@ -192,7 +192,10 @@ def _check_copy(
 
     try:
         trial = _copy_module(model, device, is_large)
+        can_train = all(each.is_leaf for each in trial.parameters())  # those of a copied torch.jit.ScriptModule cannot
     except Exception:  # of an attribute: a lock, a generator, a tensor that was computed
+        can_train = False
+    if not can_train:
         trial = build_again()
     messages = count_messages()
     foreign = _try_step(trial, config, autocast, batch, device)

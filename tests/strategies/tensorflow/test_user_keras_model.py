@@ -206,6 +206,7 @@ MISTAKES = [
         r"gives outputs of \(2, 9\) for 2 samples; dataset=cifar10_synthetic has 10 classes",
     ),
     ((*PICTURES, "model.options.softmax=true"), "ends in a softmax, and cross_entropy takes what goes into one"),
+    ((*PICTURES, f"model.keras={HERE}:softmax_op"), "ends in a softmax"),
 ]
 
 

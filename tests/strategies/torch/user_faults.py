@@ -154,6 +154,10 @@ class Locked(Net):
             return self.features * 1.0
 
 
+def scripted():
+    return torch.jit.script(Net())
+
+
 class Gathering(Net):
     """Sums up over the ranks within its forward pass, where there are any."""
 
