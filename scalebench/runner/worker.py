@@ -106,13 +106,13 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
 
 
 def import_strategy(spec: RunSpec, rank: int) -> Strategy:
-    """Create the strategy, without looking for garbage meanwhile: frameworks make half a million objects that stay, and
-    Python would go through them again and again, for a fifth of the time of the import."""
+    """Create the strategy with the garbage collector off: the import of a framework makes half a million objects that
+    stay, and going through them again and again takes a fifth of its time."""
     gc.disable()
     try:
         return registry.create_strategy(spec, rank)
     finally:
-        gc.freeze()  # or all of them would be gone through once more now
+        gc.freeze()  # later collections leave these objects out
         gc.enable()
 
 

@@ -44,9 +44,6 @@ UNSUPPORTED = {
     "SyncBatchNorm expected input tensor to be on": (
         "has a SyncBatchNorm, which PyTorch computes on GPUs alone where there are several devices: take BatchNorm"
     ),
-    "not supported on ScriptModules": (
-        "is a module of torch.jit, which this strategy cannot divide: make it without torch.jit, or take strategy=ddp"
-    ),
     "The closure hasn't been executed": (
         "has an optimizer whose step does not call the closure that Lightning gives it, and which computes the "
         "gradients: call it there, or take a strategy without a Trainer, such as ddp"

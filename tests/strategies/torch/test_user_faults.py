@@ -66,7 +66,6 @@ def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain
 @pytest.mark.parametrize(("name", "function", "changes", "reason"), [
     ("lightning_ddp_gloo", "Module", {"model__loss": "module"}, "has an optimizer whose step does not call"),
     ("fsdp_gloo", "Sparse", {"train__optimizer": "sgd"}, "has sparse gradients, which this strategy"),
-    ("fsdp_gloo", "scripted", {}, "is a module of torch.jit, which this strategy cannot divide"),
     ("tensor_parallel", "Overwriting", {}, r"overwrites in place .*: write x = x \+ y for x \+= y"),
 ])  # fmt: skip
 def test_what_a_step_cannot_do_names_the_way_out(strategy, source, name, function, changes, reason):
@@ -82,7 +81,7 @@ def test_constants_that_cannot_be_sent_or_sharded_are_left_out(strategy, source,
 
 def test_a_scripted_module_trains_like_the_module(strategy, source):
     """A copy of it cannot be trained, so it is made again for the check."""
-    plain, scripted = (run_training(strategy("ddp_gloo", **fault(each)), source(), 3) for each in ("Net", "scripted"))
+    plain, scripted = (run_training(strategy("bare_torch", **fault(each)), source(), 3) for each in ("Net", "scripted"))
     assert scripted.losses == pytest.approx(plain.losses)
 
 

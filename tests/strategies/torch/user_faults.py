@@ -155,7 +155,9 @@ class Locked(Net):
 
 
 def scripted():
-    return torch.jit.script(Net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit.script is deprecated, and still in use
+        return torch.jit.script(Net())
 
 
 class Gathering(Net):
