@@ -39,7 +39,7 @@ LINES = {
     "half_layer": r"computes in bfloat16 in '.*dense.*', .* where train.precision=float32 computes in float32: ",
     "raises": r"fails: KeyError: 'width'$",
     "exits": r"fails: SystemExit: no data$",
-    "nothing": r"gives a NoneType, not a keras.Model$",
+    "nothing": r"gives None, not a keras.Model$",
     "a_class": r"gives the class Model, not a keras.Model$",
     "a_layer": r"gives a Dense, not a keras.Model$",
     "no_weights": r"has no weights to train$",
