@@ -363,9 +363,13 @@ def count_training_flops(spec: RunSpec) -> float | None:
 
 def count_samples_per_step(ranks: Sequence[results.RankRecord]) -> int | None:
     """Return the samples of a step of all ranks, the median over blocks: an epoch's last step has fewer, and libraries
-    that draw ahead count a batch one step too soon. None: nothing was counted."""
+    that draw ahead count a batch one step too soon. None: nothing was counted, or blocks without a pause drew nothing,
+    since the program trains on batches that it keeps, as by itertools.cycle."""
     steps = next((rank.block_steps for rank in ranks if rank.block_steps), None)
     blocks = [sum(samples) for samples in zip(*(rank.block_samples for rank in ranks), strict=False)]
+    paused = {place for rank in ranks for place, pause in enumerate(rank.block_pauses) if pause}
+    if any(not samples and place not in paused for place, samples in enumerate(blocks)):
+        return None
     return round(statistics.median(blocks) / steps) or None if steps and blocks else None
 
 

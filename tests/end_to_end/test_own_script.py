@@ -248,3 +248,13 @@ def test_a_loop_without_an_optimizer_says_its_steps(tmp_path):
     status, output, result = run(tmp_path, write(tmp_path, SAYS_STEPS), gpus=1)
     assert (status, result.status, result.scale.global_batch) == (0, "ok", 8), output
     assert result.ranks[0].params is None and result.ranks[0].script.leader is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", ["itertools.cycle(DataLoader(data, 32))", "2000 * list(DataLoader(data, 32))"])
+def test_a_program_that_keeps_its_batches_ends_and_has_no_samples(batches, tmp_path):
+    """It draws nothing after its first epoch: what waits for its next draw, as the profiler's steps do, never ends."""
+    loop = f"import itertools\nfor (x,) in {batches}:\n    optimizer.zero_grad()\n    net(x).sum().backward()\n"
+    text = f"{LOOP}{loop}    optimizer.step()\n"
+    status, output, result = run(tmp_path, write(tmp_path, text), "measure.probes=false", gpus=1)
+    assert (status, result.status, result.scale.global_batch) == (0, "ok", None), output

@@ -65,7 +65,7 @@ def flag_literals():
 
 def test_a_remark_is_the_first_sentence_of_the_advice_also_where_that_names_a_key():
     (remark,) = describe_row(row(flags="samples_unknown"), explains=True)
-    assert remark.endswith("it draws from no DataLoader: script.samples_per_step says them")
+    assert remark.endswith("it has steps that draw from no DataLoader: script.samples_per_step says them")
 
 
 def test_every_flag_of_the_code_has_a_condition_and_advice():

@@ -359,3 +359,13 @@ def test_launch_time_needs_one_clock():
         host = socket.gethostname() if local else "node"
         first = rank(0, hostname=host, marks_s=dict(zip(("launch", "setup"), marks_s, strict=True)))
         assert assemble(spec, [first], collect.RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
+
+
+@pytest.mark.parametrize(("samples", "pauses", "expected"), [
+    ([8, 8, 4], [], 8),
+    ([8, 8, 0], ["", "", "epoch"], 8),  # a library that draws ahead
+    ([8, 8, 0], [], None),  # it keeps its batches from here on
+])  # fmt: skip
+def test_the_samples_of_a_step_are_unknown_where_blocks_without_a_pause_drew_none(samples, pauses, expected):
+    record = dataclasses.replace(rank(0, [0.1] * 3), block_steps=1, block_samples=samples, block_pauses=pauses)
+    assert collect.count_samples_per_step([record]) == expected

@@ -241,6 +241,7 @@ class Script(Strategy):
         part = LossPart(
             None, hooks.samples if self._share is None else self._share, " ".join(hooks.pauses), hooks.data_s
         )
+        hooks.draws_batches = hooks.batches > 0
         hooks.samples = hooks.batches = 0
         hooks.data_s = 0.0
         hooks.pauses.clear()

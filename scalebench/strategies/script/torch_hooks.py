@@ -59,6 +59,7 @@ class Hooks:
         self.wrapped: list[weakref.ref[Any]] = []  # DistributedDataParallel
         self.samples = self.batches = self.tokens = 0  # since the last step; tokens in all
         self.all_batches = self.draws = 0  # for training, and in all
+        self.draws_batches = False  # in its last step
         self.data_s = self.hooks_s = 0.0
         self.pauses: list[str] = []  # since the last step
         self.replays = False  # the next batches are the last one again
@@ -130,7 +131,7 @@ class Hooks:
         """Let steps end before the next draw in this context. PyTorch marks a call of an optimizer for its profiler,
         which breaks where the profiler is stopped within one."""
         handle = None
-        if not self.all_batches:  # where nothing is drawn, before the next forward pass
+        if not self.draws_batches:  # it may train on batches that it keeps: before the next forward pass
             register = self.torch.nn.modules.module.register_module_forward_pre_hook
             handle = register(lambda *call: self._end_pending_step())
         self.defers = True
