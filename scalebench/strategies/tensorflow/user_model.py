@@ -27,6 +27,7 @@ POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixe
 OWN_TRAINING = ("train_step", "test_step", "compute_loss", "make_train_function")
 MAX_MESSAGE_CHARS = 300  # messages of Keras can be pages long; the log has the full text
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+PASSING_OPERATIONS = ("Identity", "Reshape", "Cast")  # of TensorFlow's graph; what goes in comes out
 KERAS_CALL_PREFIX = re.compile(r"Exception encountered when calling [^\n]*\n")  # once per layer around the failing one
 
 
@@ -70,7 +71,7 @@ class UserModel(LossReportingModel):
     def call(self, inputs: Any, training: bool = False) -> tf.Tensor:
         is_bytes = tf.is_tensor(inputs) and inputs.dtype == tf.uint8 and not self.as_is
         x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if is_bytes else inputs
-        return tf.cast(self.inner(x, training=training), tf.float32)
+        return tf.cast(self.inner(order_inputs(self.inner, x), training=training), tf.float32)
 
 
 def per_replica_variables() -> Any:
@@ -113,6 +114,12 @@ def disable_dropout(inner: keras.Model) -> None:
 
 def _is_float(variable: keras.Variable) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
+
+
+def order_inputs(inner: keras.Model, samples: Any) -> Any:
+    """Return arrays that have names in the order of a model's list of inputs; a symbolic call would sort the names."""
+    declared = getattr(inner, "input", None) if isinstance(samples, dict) else None
+    return [samples[each.name] for each in declared] if isinstance(declared, (list, tuple)) else samples
 
 
 def check_inputs(inner: keras.Model, config: Config) -> None:
@@ -184,7 +191,7 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
         values = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
         with keras.StatelessScope(state_mapping=values, collect_losses=True) as scope:
             before = dict(scope.state_mapping)
-            outputs = inner(inputs, training=True)
+            outputs = inner(order_inputs(inner, inputs), training=True)
         scopes.append((before, scope.state_mapping, scope.losses))
         return outputs
 
@@ -197,7 +204,7 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
         raise UserProblem(
             "draws from a generator of Keras' own: give keras.random a keras.random.SeedGenerator of the layer"
         )
-    _check_outputs(outputs, inner, config)
+    _check_outputs(outputs, config)
     changed = [variable for variable in variables if after[id(variable)] is not before[id(variable)]]
     if not train.dropout and not all(map(_is_float, changed)):
         raise UserProblem(
@@ -208,7 +215,7 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
     return changed, TRAINING_PASSES * flops / CHECK_SAMPLES if flops else None
 
 
-def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
+def _check_outputs(outputs: Any, config: Config) -> None:
     """Raise UserProblem unless the loss can be computed from the outputs and the targets."""
     if not isinstance(outputs, tf.Tensor):
         raise UserProblem(f"should give one tensor, and gives a {type(outputs).__name__}")
@@ -223,12 +230,10 @@ def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
     if shape[:-1] != (CHECK_SAMPLES, *positions) or shape[-1] is None or shape[-1] < (dataset.classes or 2):
         classes = f"{dataset.classes} classes" if dataset.classes else "classes"
         raise UserProblem(f"{result}; dataset={dataset.name} has {classes}: give each an output")
-    try:  # as far as the last operation is known
-        last = inner.outputs[0]._keras_history.operation
-    except (AttributeError, TypeError, IndexError):
-        last = None
-    is_softmax = type(last).__name__ == "Softmax"  # the layer's class, and that of keras.ops.softmax, which is private
-    if is_softmax or getattr(last, "activation", None) is keras.activations.softmax:
+    last = outputs.op
+    while last.type in PASSING_OPERATIONS:
+        last = last.inputs[0].op
+    if last.type == "Softmax":
         raise UserProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
 
 
@@ -262,7 +267,7 @@ def build_user_model(config: Config, compute_dtype: str, rank: int) -> UserModel
             # Build the layers that are not built yet, without computing anything.
             specs = batches.input_specs(config, None)
             tensors = records.map_fields(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), specs)
-            inner(tensors, training=False)
+            inner(order_inputs(inner, tensors), training=False)
             if not config.train.dropout:
                 disable_dropout(inner)
             changed, flops_per_sample = check_model(inner, config, compute_dtype)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from scalebench.core.errors import PluginError
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow.profiling import count_flops
-from scalebench.strategies.tensorflow.user_model import UserModel
+from scalebench.strategies.tensorflow.user_model import UserModel, order_inputs
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 from tests.strategies import builders
@@ -129,6 +129,16 @@ def test_a_sample_of_several_tensors(strategy, tmp_path):
     source = Source(*datasets.open_dataset(one.spec), replica=0, replicas=1, global_batch=20, seed=3)
     np.testing.assert_allclose(run_training(one, source, 3).losses, run_training(bare, source, 3).losses, rtol=1e-5)
     assert all(seconds > 0 for seconds in one.local_step(one.last_batch))
+
+
+def test_arrays_reach_a_list_of_inputs_by_their_names():
+    """In an order other than that of the alphabet."""
+    longer, shorter = keras.Input((3,), name="longer"), keras.Input((1,), name="last")
+    model = keras.Model([longer, shorter], keras.layers.Concatenate()([longer, longer, shorter]))
+    samples = {"last": np.ones((2, 1)), "longer": np.full((2, 3), 5.0)}
+    assert np.array(model(order_inputs(model, samples))).tolist() == [[5.0] * 6 + [1.0]] * 2
+    symbols = {name: keras.KerasTensor((None, *array.shape[1:])) for name, array in samples.items()}
+    assert model(order_inputs(model, symbols)).shape == (None, 7)
 
 
 def test_replicas_and_ranks_draw_different_numbers(strategy, made, source):
