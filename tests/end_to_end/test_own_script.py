@@ -81,6 +81,11 @@ FAILURES = {
         "train.py refused its arguments: the following arguments are required: --lr",
     ),
     "it never steps": ("import time\ntime.sleep(60)", "no optimizer step was seen in 2 s (script.first_step_s)"),
+    "it trains in processes of its own": (
+        "import time, torch.multiprocessing as mp\np = mp.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "p.start()\np.join()",
+        "in 2 s (script.first_step_s): train.py has started processes by multiprocessing, whose steps are not seen",
+    ),
     "it reads its input": (
         "input()",
         "train.py reads its standard input, which is empty here: give it that as an argument",
@@ -109,7 +114,8 @@ def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
     ("while True: train(net, optimizer)", "formed no group of 2 processes: these are 2 independent trainings"),
     ('dist.init_process_group("gloo")\nwhile True: train(net, optimizer)', "exchange nothing: is its model wrapped in"),
     (f"{GROUP}for step in range(3): optimizer.step()", "train.py ended by itself after 3 steps"),
-    ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=4)", "train.py starts 4 processes by mp.spawn"),
+    ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=4)", "train.py starts 4 processes by torch"),
+    ("import torch.multiprocessing as mp\nmp.start_processes(print, nprocs=4)", "train.py starts 4 processes by torch"),
 ])  # fmt: skip
 def test_ranks_that_do_not_train_together_fail(text, reason, tmp_path):
     status, output, result = run(tmp_path, write(tmp_path, LOOP + text))
@@ -258,3 +264,13 @@ def test_a_program_that_keeps_its_batches_ends_and_has_no_samples(batches, tmp_p
     text = f"{LOOP}{loop}    optimizer.step()\n"
     status, output, result = run(tmp_path, write(tmp_path, text), "measure.probes=false", gpus=1)
     assert (status, result.status, result.scale.global_batch) == (0, "ok", None), output
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_after_its_measurement_is_ok_on_two_ranks(tmp_path):
+    """Its backend is unknown, since the profiler has no steps left."""
+    text = f"{LOOP}import time\n{GROUP}optimizer.register_step_post_hook(lambda *step: time.sleep(0.01))\n"
+    text += "train(model, optimizer, DistributedSampler(data))\ntrain(model, optimizer, DistributedSampler(data))\n"
+    status, output, result = run(tmp_path, write(tmp_path, text), "measure.max_s=60", "measure.min_s=50")
+    assert (status, result.status) == (0, "ok"), output
+    assert [rank.backend_used for rank in result.ranks] == [None, None]

@@ -8,6 +8,7 @@ over the program stands still in its own step until the next loop comes, or unti
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import sys
 import time
@@ -136,6 +137,11 @@ class Script(Strategy):
             return (
                 f"{line}, and {self.name} imports neither torch nor keras, whose steps are seen: "
                 "have it call scalebench.step(samples=n) after each step"
+            )
+        if multiprocessing.active_children():
+            return (
+                f"{line}: {self.name} has started processes by multiprocessing, whose steps are not "
+                "seen: have it call their function itself, with RANK and WORLD_SIZE of the environment, or use mp.spawn"
             )
         return f"{line}, and no batch was drawn: does {self.name} train, and in this process?"
 

@@ -86,7 +86,7 @@ class Hooks:
         self.note_pauses(torch.nn.Module, "eval", EVALUATION, lambda module: module.training)
         ddp = torch.nn.parallel.DistributedDataParallel
         wrap(ddp, "__init__", after=lambda wrapper, *args: self.wrapped.append(weakref.ref(wrapper)))
-        torch.multiprocessing.spawn = self._run_spawned
+        torch.multiprocessing.spawn = torch.multiprocessing.start_processes = self._run_spawned
 
     def install_stateful_loader(self, module: Any) -> None:
         """torchdata's loader has a __next__ of its own."""
@@ -300,12 +300,12 @@ class Hooks:
         *more: Any,
         **options: Any,
     ) -> Any:
-        """Stand for mp.spawn: run the function here as the one of its processes that this rank is."""
+        """Stand for mp.spawn and mp.start_processes: run the function as the process that this rank is."""
         rank, processes = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         if nprocs != processes:
             raise InputError(
-                f"{self.script.name} starts {nprocs} processes by mp.spawn, and {processes} run here by scalebench: "
-                "pass it their number, as with script.args.gpus=@gpus_per_node"
+                f"{self.script.name} starts {nprocs} processes by torch.multiprocessing, and {processes} run here "
+                "by scalebench: pass it their number, as with script.args.gpus=@gpus_per_node"
             )
         function(rank, *args)
         return None if join else SimpleNamespace(join=lambda *limits, **named_limits: True)
