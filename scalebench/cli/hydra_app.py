@@ -96,7 +96,9 @@ def run(
                 session.run_single(spec)
             return session.finish(), session.folder
         except KeyboardInterrupt as interrupt:
-            _stop(session, str(interrupt) or "cancelled")
+            is_sweep = session is not None and session.sweep is not None
+            way_out = "; the same command with resume=true does the rest" if is_sweep else ""
+            _stop(session, str(interrupt) or f"cancelled{way_out}")
             raise
         except Exception as error:
             is_expected = isinstance(error, (*EXPECTED_ERRORS, OSError))

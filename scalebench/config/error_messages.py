@@ -103,6 +103,9 @@ def _explain_error(error: BaseException, arguments: list[str]) -> str:
         return _explain_missing_file(error)
     if isinstance(error, OverrideParseException):
         key, value = aliases.split_override(str(error.override))
+        foreign = next((word for word in value.split(",") if word.isidentifier() and not word.isascii()), None)
+        if foreign is not None and key in config_files.list_groups():  # strategy=dåp, which Hydra's grammar lacks
+            return explain_unknown_choice(key, foreign, list(config_files.list_options(key)))
         way_out = f"; for a text write \"{key}='{value}'\" in a shell" if key and "'" not in value + key else ""
         reason = "" if "Exception:" in _first_line(error) else f": {_first_line(error)}"  # of its parser's internals
         return f"cannot read the override '{error.override}'{reason}{way_out}"

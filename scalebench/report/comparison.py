@@ -78,7 +78,8 @@ def _make_table(contrast: Contrast) -> doc.Table:
         verdict = "REGRESSION" if pair.regression else pair.verdict
         texts = [*pair.label.values(), *rates, ratio, format_p(pair.p_holm), pair.test, verdict]
         rows.append(doc.Row(list(map(doc.Cell, texts))))
-    heads = [*contrast.pairs[0].label, *numeric, "test", "verdict"]
+    keys = ("devices" if key == "gpus" else key for key in contrast.pairs[0].label)
+    heads = [*keys, *numeric, "test", "verdict"]
     return doc.Table("comparison", f"{contrast.b} over {contrast.a}", heads, rows, frozenset(numeric))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from omegaconf import DictConfig
 
 from scalebench.cluster.commands import find_site
@@ -80,10 +80,16 @@ def _sets(override: str, *beginnings: str) -> bool:
 
 
 def check_size(overrides: Sequence[Override]) -> None:
-    """Raise InputError where Hydra would list more than MAX_RUNS runs of these overrides, before it does so."""
+    """Raise InputError where Hydra would list more than MAX_RUNS runs of these overrides, before it does so, or where
+    one of them names a value twice."""
     counts = {}
     for override in overrides:
         values = override.value()
+        if isinstance(values, ChoiceSweep):
+            texts = list(override.sweep_string_iterator())
+            if twice := next((text for text in texts if texts.count(text) > 1), None):
+                key = override.get_key_element()
+                raise InputError(f"{key} has the value {twice} twice: write it once; measure.repeats=N repeats runs")
         if override.is_discrete_sweep():
             # Hydra lists a range before it shuffles it.
             listed = values.range() if isinstance(values, RangeSweep) else override.sweep_iterator()

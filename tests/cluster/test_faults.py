@@ -383,7 +383,7 @@ def test_jobs_are_cancelled_without_a_terminal_to_ask(sign, program):
         program.working(0)
         process.send_signal(sign)
         out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, err) == (1, "scalebench: cancelled\n")
+    assert (process.returncode, err) == (1, "scalebench: cancelled; the same command with resume=true does the rest\n")
     cancelled(program)
     assert "[Y/n]" not in out and table_of(out) == ALL_CANCELLED
 

@@ -192,7 +192,7 @@ def test_the_jobset_of_a_program_that_ended_is_followed_by_the_next(sign, interr
 
 
 def test_a_cancelled_jobset_is_deleted_and_its_runs_are_rows(interrupted, tmp_path):
-    assert interrupted(signal.SIGTERM) == "scalebench: cancelled\n"
+    assert interrupted(signal.SIGTERM) == "scalebench: cancelled; the same command with resume=true does the rest\n"
     assert (tmp_path / "state" / "deleted").read_text() == "jobset\nsecret\n"
     results = [read_result(tmp_path / "sweep" / number / "result.json") for number in "01"]
     assert [(each.status, each.reason) for each in results] == [("cancelled", "cancelled before it was over")] * 2

@@ -183,10 +183,14 @@ def list_doubts(advice: Advice) -> list[str]:
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
-    """Return the answer for each key that was varied besides, and for each group of curves that was measured on several
-    devices."""
+    """Return the answer for each key that was varied besides, and for each group of curves in which there is something
+    to compare."""
     varied = [describe_contrast(contrast, estimate_ratio) for contrast in find_contrasts(curves)]
-    all_advice = [advice for advice in list_advice(curves, estimate_ratio) if advice.kind != "one device"]
+    all_advice = [
+        advice
+        for advice in list_advice(curves, estimate_ratio)
+        if advice.kind != "one device" or advice.rankings[-1].rivals
+    ]
     if varied:  # one number of devices, and one strategy: neither was asked about
         all_advice = [
             each for each in all_advice if each.one_device or len(each.rankings) > 1 or each.rankings[0].rivals
@@ -294,9 +298,10 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
 
 
 def _find_ranking(advice: Advice) -> Ranking | None:
-    """Return the ranking whose fastest row is the one to take, which the answer compares with the next strategy."""
+    """Return the ranking whose fastest row is the one to take, or of those that are equally fast, which the answer
+    compares with the first slower strategy."""
     return next(
-        (ranking for ranking in advice.rankings if advice.kind == "take" and ranking.row is advice.rows[0][1]), None
+        (each for each in advice.rankings if advice.kind in ("take", "tied") and each.row is advice.rows[0][1]), None
     )
 
 

@@ -99,6 +99,10 @@ CASES = {
     # However much faster it is: float16 beside float32 is another training.
     "another precision": make_runs(["ddp_gloo"], flags={4: ["precision_differs"]}),
     "tie": make_ties(),
+    "tie before a slower one": [
+        *make_ties(),
+        *(run for run in make_runs(["horovod_gloo"]) if run.scale.strategy != "bare_torch"),
+    ],
     "fewer devices": make_fewer(),
     "what spoils trust": [*make_runs(["ddp_gloo"], flags={4: ["swapping"]}), *FAILED],
     "batches": make_batches(),
