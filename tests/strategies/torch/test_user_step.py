@@ -202,6 +202,15 @@ def test_a_module_reaches_the_trainer_that_there_is(own_step, name):
     assert losses[-1] < losses[0] and adapter.evaluate(source)["loss"] > 0
 
 
+def test_a_module_that_plans_with_the_number_of_steps_is_refused(own_step, monkeypatch):
+    """Lightning would say -1, with which a linear schedule raises the rate."""
+    monkeypatch.setattr(
+        user_steps.Regression, "configure_optimizers", lambda module: int(module.trainer.estimated_stepping_batches)
+    )
+    with pytest.raises(PluginError, match=r"Regression takes self\.trainer\.estimated_stepping_batches, .*script=FILE"):
+        own_step("lightning_ddp_gloo", "Regression")
+
+
 def test_threads_and_rates_are_those_of_the_run(own_step):
     """Whatever the file sets; a schedule of scalebench scales the user's rates."""
     adapter, _ = own_step("bare_torch", "TokenSums", model__torch=f"{STEPS}:takes_threads")

@@ -47,6 +47,17 @@ EXPECTED_WARNINGS = (
 )
 
 
+class _Trainer(pl.Trainer):
+    """A Trainer that refuses what it cannot know: a measurement ends by its own rule, and Lightning would say -1."""
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        raise UserProblem(
+            "takes self.trainer.estimated_stepping_batches, and a measurement has no set number of steps: give the "
+            "scheduler a number of its own, or run your own script as it is (script=FILE)"
+        )
+
+
 class TrainerStrategy(TorchStrategy):
     """One Trainer.fit per `train`. The group is created before Lightning, which joins it, and outlives every Trainer.
 
@@ -114,7 +125,7 @@ class TrainerStrategy(TorchStrategy):
         return sum(parameter.sum() for parameter in self.model.parameters()) * 0.0
 
     def _build_trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:
-        return pl.Trainer(
+        return _Trainer(
             **self.trainer_arguments(),
             plugins=self.plugins(),
             callbacks=[*callbacks, *self.callbacks()],
