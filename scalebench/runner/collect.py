@@ -24,6 +24,7 @@ from scalebench.core import result as results
 from scalebench.core.json_files import read_tail
 from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_log_name, rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec
+from scalebench.core.untrusted import clean_text
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.aggregate import MonitorPart
 from scalebench.measure.nodes import MachinesPart, has_node_reports
@@ -109,7 +110,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         run_id=run.id,
         started_at=run.started_at,
         status=outcome.status,
-        reason=outcome.reason,
+        reason=None if outcome.reason is None else clean_text(outcome.reason),
         log=parts.log,
         fingerprint=spec.fingerprint,
         spec=msgspec.to_builtins(spec.config),

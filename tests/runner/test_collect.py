@@ -369,3 +369,8 @@ def test_launch_time_needs_one_clock():
 def test_the_samples_of_a_step_are_unknown_where_blocks_without_a_pause_drew_none(samples, pauses, expected):
     record = dataclasses.replace(rank(0, [0.1] * 3), block_steps=1, block_samples=samples, block_pauses=pauses)
     assert collect.count_samples_per_step([record]) == expected
+
+
+def test_a_reason_keeps_no_colours_of_the_terminal():
+    outcome = collect.RunOutcome("failed", "train.py: \x1b[31mno data\x1b[0m here")
+    assert assemble(simulated_spec(), [], outcome).reason == "train.py: no data here"
