@@ -119,7 +119,9 @@ def _is_float(variable: keras.Variable) -> bool:
 def order_inputs(inner: keras.Model, samples: Any) -> Any:
     """Return arrays that have names in the order of a model's list of inputs; a symbolic call would sort the names."""
     declared = getattr(inner, "input", None) if isinstance(samples, dict) else None
-    return [samples[each.name] for each in declared] if isinstance(declared, (list, tuple)) else samples
+    if not isinstance(declared, (list, tuple)) or any(each.name not in samples for each in declared):
+        return samples  # a subclassed model has a list of Keras' own names once it is built
+    return [samples[each.name] for each in declared]
 
 
 def check_inputs(inner: keras.Model, config: Config) -> None:

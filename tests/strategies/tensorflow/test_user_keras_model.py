@@ -140,6 +140,14 @@ def test_arrays_reach_a_list_of_inputs_by_their_names():
     symbols = {name: keras.KerasTensor((None, *array.shape[1:])) for name, array in samples.items()}
     assert model(order_inputs(model, symbols)).shape == (None, 7)
 
+    class Difference(keras.Model):
+        def call(self, inputs):
+            return inputs["longer"] - inputs["last"]
+
+    subclassed = Difference()
+    subclassed(symbols)
+    assert order_inputs(subclassed, samples) is samples
+
 
 def test_replicas_and_ranks_draw_different_numbers(strategy, made, source):
     one = strategy(*own("normalised"), "strategy=mirrored", "gpus=2")
