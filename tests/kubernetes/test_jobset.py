@@ -252,7 +252,8 @@ def test_doctor_asks_the_cluster_for_jobset(kubectl, monkeypatch, capsys):
 def test_without_kubectl_one_sentence_says_so(cluster, tmp_path):
     done = cluster(*SMALL, "strategy=simulated", "gpus=2", "hydra.run.dir=run", path=str(tmp_path))
     result = read_result(tmp_path / "run" / "result.json")
-    assert result.status == "unsupported" and "behind kubernetes), and this one has no GPU and no kubectl" in result.reason
+    assert result.status == "unsupported"
+    assert "behind kubernetes), and this one has no GPU and no kubectl" in result.reason
     assert done.returncode == 1
 
 
