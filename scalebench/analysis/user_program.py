@@ -11,7 +11,9 @@ import numpy.typing as npt
 from scalebench.analysis.identity import RunIdentity
 from scalebench.core.result import RankRecord, Result
 
-MIN_TRAINED_BLOCKS = 8  # with fewer all count: where epochs are shorter than blocks, each holds the end of one
+MIN_TRAINED_BLOCKS = (
+    8  # unless most have no pause; else all count: epochs are shorter than blocks, which hold their ends
+)
 MAX_HOOKS_SHARE = 0.01
 MAX_BATCH_SPREAD = 0.1  # of the samples of a step between the middle 80 % of blocks, over their median
 MAX_BATCH_DIFFERENCE = 0.01  # of the samples of a step, between numbers of devices
@@ -25,12 +27,13 @@ def has_program(result: Result) -> bool:
 
 def mark_training(ranks: Sequence[RankRecord], blocks: int) -> npt.NDArray[np.bool_]:
     """Return for each block of a group whether no rank paused in it (evaluation, saving, the end of an epoch), for
-    which the others wait; all are true where too few would be left."""
+    which the others wait; all are true where too few would be left, of blocks most of which have a pause."""
     trained = np.ones(blocks, np.bool_)
     for rank in ranks:
         paused = [bool(pause) for pause in rank.block_pauses[:blocks]]
         trained[: len(paused)] &= ~np.array(paused, np.bool_)
-    return trained if np.count_nonzero(trained) >= MIN_TRAINED_BLOCKS else np.ones(blocks, np.bool_)
+    count = np.count_nonzero(trained)
+    return trained if count >= MIN_TRAINED_BLOCKS or 2 * count > blocks else np.ones(blocks, np.bool_)
 
 
 def pause_share(result: Result) -> float | None:
@@ -82,6 +85,7 @@ def program_flags(result: Result) -> list[str]:
     if not has_program(result) or result.status != "ok":
         return []
     flags = ["hooks_cost"] if (hooks_share(result) or 0.0) > MAX_HOOKS_SHARE else []
+    flags += ["pauses_count"] if pause_share(result) is None and name_pauses(result) else []
     if result.scale.global_batch is None:
         return [*flags, "samples_unknown"]
     blocks = [sum(samples) for samples in zip(*(rank.block_samples for rank in result.ranks), strict=False)]

@@ -13,16 +13,16 @@ from tests.builders.runs import record
 SCRIPT = {"path": "train.py", "args": {"lr": 0.1}}
 
 
-def of_program(pauses=(), hooks_s=1e-5, **changes):
-    """A run of 20 blocks of 10 ms on two ranks, of which the last ones took 60 ms: rank 1 saved in these."""
+def of_program(pauses=(), hooks_s=1e-5, blocks=20, **changes):
+    """A run of blocks of 10 ms on two ranks, but for those in which rank 1 saved, which took 60 ms."""
     result = record(**changes)
     scale = dataclasses.replace(result.scale, strategy="script", baseline_bare=None)
-    seconds = [0.06 if number in pauses else 0.01 for number in range(20)]
+    seconds = [0.06 if number in pauses else 0.01 for number in range(blocks)]
     ranks = [
         dataclasses.replace(
-            result.ranks[0], rank=rank, block_steps=1, block_s=seconds, block_samples=[8] * 20,
-            block_losses=[None] * 20, block_started_at_s=[], block_rounds=[], block_data_s=[0.001] * 20,
-            block_pauses=["saving" if rank and number in pauses else "" for number in range(20)],
+            result.ranks[0], rank=rank, block_steps=1, block_s=seconds, block_samples=[8] * blocks,
+            block_losses=[None] * blocks, block_started_at_s=[], block_rounds=[], block_data_s=[0.001] * blocks,
+            block_pauses=["saving" if rank and number in pauses else "" for number in range(blocks)],
             script=ScriptRecord(steps=20, batches=20, draws=20, hooks_s=hooks_s),
         )
         for rank in range(2)
@@ -42,10 +42,15 @@ def test_blocks_in_which_any_rank_paused_are_in_no_rate(tmp_path):
     assert user_program.data_wait_share(result) is None
 
 
-def test_all_blocks_count_where_each_holds_a_pause(tmp_path):
-    cells = summarize_run(of_program(set(range(15))), tmp_path).cells
-    assert cells["throughput_samples_per_s"] == pytest.approx(16 * 20 / (15 * 0.06 + 5 * 0.01))
-    assert cells["pause_share"] is None
+@pytest.mark.parametrize(("blocks", "paused", "seconds", "flagged"), [
+    (20, 15, 15 * 0.06 + 5 * 0.01, True),
+    (12, 5, 12 * 0.01, False),  # 7 blocks are few, but most: with the others one end of an epoch would make the rate
+    (12, 6, 6 * 0.06 + 6 * 0.01, True),
+])  # fmt: skip
+def test_all_blocks_count_where_most_hold_a_pause(blocks, paused, seconds, flagged, tmp_path):
+    cells = summarize_run(of_program(set(range(paused)), blocks=blocks), tmp_path).cells
+    assert cells["throughput_samples_per_s"] == pytest.approx(16 * blocks / seconds)
+    assert (cells["pause_share"] is None, "pauses_count" in (cells["flags"] or "")) == (flagged, flagged)
 
 
 def test_hooks_that_take_more_than_a_hundredth_of_a_step_are_a_flag(tmp_path):
