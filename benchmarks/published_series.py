@@ -102,7 +102,7 @@ def load_series(path: Path = SERIES_FILE) -> tuple[PublishedSeries, ...]:
             series.append(_parse_row(row))
         except (KeyError, ValueError, TypeError, ArithmeticError) as error:
             raise InputError(
-                f"{path}:{line} is no scaling curve ({error}); its columns: those of {SERIES_FILE}"
+                f"{path}:{line} is not a scaling curve ({error}); its columns: those of {SERIES_FILE}"
             ) from error
     return tuple(series)
 

@@ -92,7 +92,7 @@ def find_saturating_batch(rows: Sequence[Row], estimate_ratio: EstimateRatio) ->
 
     A batch is a candidate if the 95 % intervals of its throughput over that of each other batch all reach that share,
     and no smaller batch certainly does. Each pair is tested by itself, so that several comparisons together err more
-    often than 5 %. The highest measured throughput is no limit: StepFit has one.
+    often than 5 %. The highest measured throughput is not a limit: StepFit has one.
     """
     if len(rows) < 2:
         return None
@@ -122,7 +122,7 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
     large ones; None for fewer than two batches. Raises ValueError for a size or a time that is not positive.
 
     n_1/2 has its 95 % interval by Fieller's theorem, with n - 2 degrees of freedom, from the scatter around the line. A
-    curve that is no line (caches, another algorithm for larger batches) counts as scatter too: `worst` shows it.
+    curve that is not a line (caches, another algorithm for larger batches) counts as scatter too: `worst` shows it.
 
     Sources: Hockney and Jesshope 1988, "Parallel Computers 2", chapter 1.3 (r_inf and n_1/2); Fieller 1954, "Some
     problems in interval estimation"; Draper and Smith 1998, "Applied Regression Analysis", chapter 9 (weights).

@@ -48,7 +48,7 @@ class ModelMemory:
     @cached_property
     def _references(self) -> dict[tuple[Any, ...], Row]:
         """By size of the model and framework: the bare baseline of any row, else the row on one device that keeps most.
-        Rows on several devices are no references, since each device may keep a part only."""
+        Rows on several devices are not references, since each device may keep a part only."""
         baselines = {row["baseline_bare_id"] for row in self.rows}
         candidates = [row for row in self.rows if row["gpus"] == 1 or row["run_id"] in baselines]
         candidates = [row for row in candidates if row["state_bytes"] is not None]
@@ -84,7 +84,7 @@ class ModelMemory:
 
     def sharding_cost(self, competing: Iterable[Row], estimate_ratio: EstimateRatio) -> ShardingCost | None:
         """Compare the fastest rows that keep less and that keep all; None unless there are both. Controls, whose
-        replicas train no common model, are no alternative to either."""
+        replicas train no common model, are not an alternative to either."""
         training = [row for row in competing if row["status"] == "ok" and not is_control(row["strategy"])]
         measured = [row for row in training if row[RATE] and self.share(row) is not None]
         sharding = [row for row in measured if self.keeps_less(row)]

@@ -95,7 +95,7 @@ def make_curves(pooled: pd.DataFrame) -> list[Curve]:
 
 def split_repeats(rows: Iterable[dict[str, Any]], column: str) -> list[list[dict[str, Any]]]:
     """Return lists of rows in which no value of a column comes twice: the first row of each value, the second ones, and
-    so on. Such rows differ in something that has no column, or is no part of a curve's name, as the learning rate."""
+    so on. Such rows differ in something without a column, or not part of a curve's name, as the learning rate."""
     parts: dict[int, list[dict[str, Any]]] = {}
     counts = Counter[Any]()
     for row in rows:
@@ -174,7 +174,7 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     of devices with a speedup.
 
     The limits of the slope follow from those of the speedups, of which each needs limits over repeats. That a curve
-    bends is no noise: `worst` shows it. All speedups share the error of their baseline, so that their errors have a
+    bends is not noise: `worst` shows it. All speedups share the error of their baseline, so that their errors have a
     correlation between 0 and MAX_CORRELATION; the limits are the wider of those for both.
 
     Sources: P. Orlob 2022, "Parallelization of GPUs based on Horovod" (interim presentation, TU Dresden: speedup per

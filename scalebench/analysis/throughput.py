@@ -169,7 +169,7 @@ class Measurement:
 
 
 def token_cells(result: Result, rate: Estimate | None) -> dict[str, float | None]:
-    """Return the columns of sequences and of a throughput in their tokens, null where samples are no sequences."""
+    """Return the columns of sequences and of a throughput in their tokens, null where samples are not sequences."""
     length, tokens = result.workload.tokens_per_sample, None
     if length is not None and rate is not None:
         tokens = length * rate.value
@@ -214,7 +214,7 @@ def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[
     """Merge the blocks of a group without the rounds `left_out` and without pauses. Drop the first ones if they are
     still warm-up: the warm-up phase ended too soon, and these blocks move the mean by more than `target` (a share).
 
-    A level that changes after the first quarter is no warm-up: its blocks stay, and count as a drift of the machine.
+    A level that changes after the first quarter is not warm-up: its blocks stay, and count as a drift of the machine.
     """
     seconds, samples = merge_rank_blocks(ranks)
     lengths = {len(blocks) for rank in ranks for blocks in (rank.block_s, rank.block_samples, rank.block_rounds)}

@@ -198,7 +198,7 @@ def _refuse_unknown_keys(part: Any, tree: dict[Any, Any], above: str) -> None:
     """Raise InputError for a key that Hydra has added because of a + before it."""
     for name, value in tree.items():
         if not hasattr(part, name):
-            raise InputError(f"{above}{name} is no key")
+            raise InputError(f"{above}{name} is not a key")
         if dataclasses.is_dataclass(inner := getattr(part, name)):
             _refuse_unknown_keys(inner, value, f"{above}{name}.")
 

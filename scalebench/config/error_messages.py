@@ -46,7 +46,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], list[str]], str]], ...] = (
         r"already at '([^']+)'|(\S+) appears more than once in the final defaults list",
         lambda m, _: f"{m[1] or m[2]} exists already; leave out the + before it",
     ),
-    (r"^(\S+) is no key$", lambda m, words: explain_unknown_key(m[1], words)),
+    (r"^(\S+) is not a key$", lambda m, words: explain_unknown_key(m[1], words)),
     (r"^Key '[^']*' (?:is )?not in.*full_key: (\S+)", lambda m, words: explain_unknown_key(m[1], words)),
     (
         r"Interpolation key '([^']+)' not found.*full_key: (\S+)",

@@ -15,7 +15,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SCALEBENCH_PARENT_PID"  # process id of the program that started a rank or a monitor
 LAUNCHER_VARIABLE = "SCALEBENCH_LAUNCHER"  # host:pid of the program that was started this way
-REMOTE_LAUNCHER = "remote"  # its value where daemons start the ranks, which then are no descendants of that program
+REMOTE_LAUNCHER = "remote"  # its value where daemons start the ranks, which then are not descendants of that program
 
 
 def tie_to_parent(parent: int, number: signal.Signals) -> None:
@@ -38,7 +38,7 @@ def tied_command(parent: int, command: list[str]) -> list[str]:
 def tie_to_launcher() -> None:
     """Tie this process to the one that started it, and end now if the program in LAUNCHER is gone already.
 
-    Orphans may be adopted by a sub-reaper, so that a parent with process id 1 is no reliable test.
+    Orphans may be adopted by a sub-reaper, so that a parent with process id 1 is not a reliable test.
     """
     parent = os.getppid()
     tie_to_parent(parent, signal.SIGKILL)

@@ -230,7 +230,7 @@ class Workload:
     data_format_used: str | None = None
     compiler_used: str | None = None  # inductor | xla | graphs | none
     read_samples_per_s: float | None = None  # of a user's Dataset, in one process, before the run read its copy
-    tokens_per_sample: float | None = None  # padding included; null: samples are no sequences of tokens
+    tokens_per_sample: float | None = None  # padding included; null: samples are not sequences of tokens
 
 
 @dataclass
@@ -385,7 +385,7 @@ def write_result(result: Result, folder: Path) -> Path:
     """Write result.json completely or not at all, without credentials in addresses; OSError where that fails."""
     path = folder / RESULT_FILE
     text = mask_credentials(format_json(result, escape_all=False))
-    # Bytes of a file name that are no Unicode are lone surrogates in Python, which no reader takes.
+    # Bytes of a file name that are not Unicode are lone surrogates in Python, which no reader takes.
     write_text(path, text.encode("utf-8", "replace").decode("utf-8"))
     return path
 

@@ -215,7 +215,7 @@ def refuse_foreign_folder(folder: Path) -> None:
         raise InputError(f"{folder} is not empty and holds no run of scalebench; choose an empty or a new folder")
     for path in _list_files(folder):
         if not _is_own(path, folder):
-            raise InputError(f"{path} is no plain file of a run of scalebench; move it, or choose another folder")
+            raise InputError(f"{path} is not a plain file of a run of scalebench; move it, or choose another folder")
 
 
 def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:

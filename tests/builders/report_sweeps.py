@@ -320,7 +320,7 @@ def write_series(folder):
 
 def more_than_fits():
     """In each section more than LIMITS let it show."""
-    topologies = ([["X"], ["PIX", "X", "SYS"]], [["X", "PIX"], []], None)  # which are no matrices
+    topologies = ([["X"], ["PIX", "X", "SYS"]], [["X", "PIX"], []], None)  # which are not matrices
     hosts = [dataclasses.replace(MACHINE, hostname=f"n{n}", topology=each) for n, each in enumerate(topologies)]
     pairs = [("bare_torch", 1), *itertools.product(("ddp_gloo", "horovod_gloo", "zero1"), (1, 2, 4))]
     runs = [sweeps.run(*pair, repeat, machine=hosts[n % 3], flags=["swapping"] if pair[1] > 1 else [])

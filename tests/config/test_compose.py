@@ -198,7 +198,7 @@ def test_the_typed_config_is_plain_with_variables_and_values_of_a_wrong_type_are
     config = composing.to_config(composing.compose(["gpus=2"]))
     assert isinstance(config, Config) and config.train.batch_per_device == 75
     assert type(config.model.input_shape) is list
-    with pytest.raises(InputError, match=r"^gpu is no key$"):
+    with pytest.raises(InputError, match=r"^gpu is not a key$"):
         composing.to_config(composing.compose(["+gpu=1"]))
     with pytest.raises(InputError, match=r"^seed should be int, not str$"):
         composing.to_config(OmegaConf.create({"seed": "two"}))

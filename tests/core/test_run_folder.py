@@ -110,7 +110,7 @@ def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(
         write_files(tmp_path, "notes.txt")
         refuse()
         write_json(tmp_path / name, marker)
-        refuse(f"^{tmp_path}/notes.txt is no plain file of a run of scalebench; move it, or")
+        refuse(f"^{tmp_path}/notes.txt is not a plain file of a run of scalebench; move it, or")
         (tmp_path / "notes.txt").unlink()
         run_folder.refuse_foreign_folder(tmp_path)
         os.replace(tmp_path / name, tmp_path / "moved.json")
@@ -128,10 +128,10 @@ def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(
     write_spec(simulated_spec(), run)
     for name in ("rank0.log", "monitor.parquet", "try_3", ".rank0.json.1"):
         (run / name).symlink_to(tmp_path)
-        refuse(f"^{run}/{name} is no plain file of a run", run)
+        refuse(f"^{run}/{name} is not a plain file of a run", run)
         (run / name).unlink()
     write_files(run, "try_3/thesis.tex")
-    refuse(f"^{run}/try_3/thesis.tex is no plain file of a run", run)
+    refuse(f"^{run}/try_3/thesis.tex is not a plain file of a run", run)
     run_folder.remove_leftovers(run)
     run_folder.remove_run(run)
     assert files_in(run) == {"try_3/thesis.tex"}

@@ -17,7 +17,16 @@ from tests.conftest import ROOT
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if not path.stem.startswith("train_"))
 MAX_LINES = 60
 TORCH = [
-    *("ddp_gloo", "horovod_gloo", "lightning_ddp_gloo", "fsdp_gloo", "lightning_fsdp_gloo", "zero1"),
+    *(
+        "ddp_gloo",
+        "horovod_gloo",
+        "lightning_ddp_gloo",
+        "fsdp_gloo",
+        "lightning_fsdp_gloo",
+        "zero1",
+        "tensor_parallel",
+        "fsdp_tp",
+    ),
     *(name for name in ("accelerate", "deepspeed_zero1", "deepspeed_zero3") if find_spec(name.partition("_")[0])),
 ]
 STRATEGIES = {
@@ -70,7 +79,7 @@ def test_losses_are_those_of_the_bare_run(example, tmp_path):
             assert group.ranks[0].metrics == pytest.approx(bare.ranks[0].metrics, rel=1e-3), message
 
 
-@pytest.mark.parametrize("strategy", ["pipeline_gpipe", "hybrid", "tensor_parallel", "mirrored"])
+@pytest.mark.parametrize("strategy", ["pipeline_gpipe", "hybrid", "mirrored"])
 def test_strategies_that_cannot_take_them_say_so_in_the_plan(strategy):
     overrides = read_overrides(ROOT / "examples" / "token_transformer.py")
     spec = resolve.resolve(compose_config([*overrides, f"strategy={strategy}", "gpus=2", "dataset.size=200"]))

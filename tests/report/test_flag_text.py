@@ -36,7 +36,7 @@ def test_a_difference_is_not_resolved_where_the_interval_holds_one(changes, rema
 
 
 ROOT = Path(__file__).parents[2]
-# The modules and functions that set flags; other literals in these modules are no flags.
+# The modules and functions that set flags; other literals in these modules are not flags.
 FLAG_MODULES = (
     "analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes",
     "runner/collect",

@@ -78,7 +78,7 @@ def model_options():
 
 
 def hardware():
-    """Of several names, of which brackets are no markup, and placements."""
+    """Of several names, of which brackets are not markup, and placements."""
     places = [("cpu", [], {"A": "1"}), ("cpu", [], {"A": "1", "NCCL_P2P_DISABLE": "1"}), ("cpu", [0, 1], {}),
               ("box [b]1[/b]", [], {})]  # fmt: skip
     return [record("bare_torch", run_id=str(n), hardware=HardwareSpec(name, device_ids=ids, environment=variables))

@@ -170,7 +170,7 @@ def test_what_squeue_sacct_and_scontrol_print():
     (old,) = parse_squeue("7|RUNNING|h1|2026-11-21T03:34:29|2026-11-21T03:34:09|1:00|None").values()
     assert old.started_at_s is not None and old.submitted_at_s == old.started_at_s - 20
     states = parse_sacct(PRINTED["sacct"])
-    assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are no jobs"
+    assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are not jobs"
     assert (states["2"].state, states["2"].cancelled_by, states["2"].node_list) == ("CANCELLED", "1000", None)
     assert (states["14"].exit_code, states["14"].started_at_s) == ("0:9", 1795232248.0)
     assert states["30+0"].state == "CANCELLED"

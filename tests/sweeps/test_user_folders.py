@@ -65,7 +65,9 @@ def test_a_run_in_its_own_unfinished_folder_replaces_files_of_runs_and_refuses_o
     assert call(*SHORT, "hydra.run.dir=r")[0] == 0
     Path("r/result.json").unlink()
     before = write_files("r/rank9.json", "r/rank_list.json")
-    line = "scalebench: r/rank_list.json is no plain file of a run of scalebench; move it, or choose another folder\n"
+    line = (
+        "scalebench: r/rank_list.json is not a plain file of a run of scalebench; move it, or choose another folder\n"
+    )
     assert call(*SHORT, "hydra.run.dir=r") == (2, line) and files() == before
     Path("r/rank_list.json").unlink()
     assert call(*SHORT, "hydra.run.dir=r")[0] == 0
@@ -105,7 +107,7 @@ def test_resume_repeats_a_failed_run_unless_a_user_has_put_files_beside_it(call)
     first = read_result(Path("s/0/result.json"))
     Path("s/0/notes.txt").write_text("mine")
     status, err = call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise", "resume=true")
-    assert status == 2 and "s/0/notes.txt is no plain file of a run" in err
+    assert status == 2 and "s/0/notes.txt is not a plain file of a run" in err
     Path("s/0/notes.txt").rename("notes.txt")
     assert call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise", "resume=true")[0] == 1
     assert read_result(Path("s/0/result.json")).run_id != first.run_id

@@ -93,7 +93,7 @@ def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkey
 
 @pytest.mark.slow
 def test_a_search_records_failures_and_continues(search: Search) -> None:
-    """One choice of four works. A failure of another kind says nothing of the setting, and so is no answer."""
+    """One choice of four works. A failure of another kind says nothing of the setting, and so is not an answer."""
     words = ["strategy.options.fault=none,oom,raise,unsupported", "train.learning_rate=1e-3", "hydra.sweeper.seed=1"]
     status, out, _ = search(*words, trials=14)
     assert status == 1

@@ -147,7 +147,7 @@ def measure_repeat(result: Result, references: ReferenceRuns) -> MeasuredRepeat 
             time = _move(time, step.value * ratio / result.scale.gpus)
         estimates[name], loading_run = time, run
     loading = None if loading_run is None else step_breakdown.figure(loading_run, "data_s")
-    if loading_run is not None and loading is not None:  # loading that a single device needs as well is no contention
+    if loading_run is not None and loading is not None:  # loading that a single device needs as well is not contention
         estimates["self_data"] = scale_estimate(loading, samples / samples_per_device(loading_run))
     possible, absent = find_possible_parts(result, references)
     if step is None or "ideal" not in estimates or not possible:

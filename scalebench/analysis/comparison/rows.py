@@ -132,7 +132,7 @@ def make_compared_run(result: Result, folder: Path) -> ComparedRun:
 
 
 def make_side(name: str, runs: Iterable[ComparedRun], without: Sequence[str]) -> ComparedSide:
-    """Group runs by their key without some facts. Those of one key that differ in more than the seed are no repeats of
+    """Group runs by their key without some facts. Those of one key that differ in more than the seed are not repeats of
     each other; a row has figures of its latest framework version only."""
     side = ComparedSide(name, {}, [])
     for key, group in group_by(runs, lambda run: pairing_key(run.facts.identity, without)).items():

@@ -120,7 +120,7 @@ def _query_quick(query: NvmlQuery) -> Iterator[tuple[str, float | None]]:
             break
     values = query("nvmlDeviceGetFieldValues", FIELDS) or [None] * len(FIELDS)
     instant_mw, sent_kib, received_kib = map(_read_field, values)
-    # PowerUsage is the mean of a second since Ampere, but for A100. A GPU needs some power: 0 is no reading.
+    # PowerUsage is the mean of a second since Ampere, but for A100. A GPU needs some power: 0 is not a reading.
     yield "power_w", _scale(instant_mw or query("nvmlDeviceGetPowerUsage"), 0.001)
     yield "nvlink_sent_bytes", _scale(sent_kib, 1024)
     yield "nvlink_received_bytes", _scale(received_kib, 1024)

@@ -1,4 +1,4 @@
-"""Starts the process that samples beside a run, and ends it: a monitor that fails is no failed run."""
+"""Starts the process that samples beside a run, and ends it: a monitor that fails is not a failed run."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def script_file(script: ScriptSpec) -> Path | None:
     file = folder / Path(path).expanduser()
     if file.is_file() and file.suffix not in (".py", ""):
         way_out = "jupyter nbconvert --to script writes one" if file.suffix == ".ipynb" else "name the file that trains"
-        raise InputError(f"script={path} is no Python program: {way_out}")
+        raise InputError(f"script={path} is not a Python program: {way_out}")
     if file.is_file():
         return file
     if file.is_dir():

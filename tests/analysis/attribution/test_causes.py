@@ -255,7 +255,7 @@ def test_overhead_of_a_wrapper(strategy, wrapper):
 
 @pytest.mark.gpu
 def test_a_wrapper_on_a_host_that_is_the_limit():
-    """The baseline waits for its host as well, so that the wait is no part, and stands beside one."""
+    """The baseline waits for its host as well, so that the wait is not a part, and stands beside one."""
     result = contended(strategy="ddp")
     for each in result.ranks:
         gpu = GpuTime(0.002, 0.0, 0.0, 0.0, host_wait_s=0.03, kernel_wait_s=0.0, kernels=74)

@@ -213,7 +213,7 @@ def test_workers_that_share_cores_take_turns_on_them():
 
 
 def test_one_worker_that_has_all_cores_is_met(monkeypatch):
-    """Two workers wait for each other on the cores that one alone uses: their rate is no limit for one."""
+    """Two workers wait for each other on the cores that one alone uses: their rate is not a limit for one."""
     monkeypatch.setitem(sweeps.EFFICIENCY, "ddp_gloo", 0.3)
     prediction = predict_one(on_two_cores(make_runs(), this_machine=True, max_nodes=1))
     one, two, four = rates(prediction, 1, 2, 4)

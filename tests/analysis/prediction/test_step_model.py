@@ -120,7 +120,7 @@ def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown():
 def test_a_bad_row_is_named_in_one_line(tmp_path, points, reason):
     file = tmp_path / "series.csv"
     file.write_text(f"{HEAD}a,b,c,,{points}\n")
-    with pytest.raises(InputError, match=f"series.csv:2 is no scaling curve .*{reason}"):
+    with pytest.raises(InputError, match=f"series.csv:2 is not a scaling curve .*{reason}"):
         load_series(file)
     with pytest.raises(InputError, match="cannot be read"):
         load_series(tmp_path / "none.csv")

@@ -89,7 +89,7 @@ def test_flags_of_a_result_and_blocks_that_are_still_warm_up():
         ([0.1001] * 4 + [0.1] * 60, True, []),  # too little to matter
         ([0.1] * 15, None, []),
         ([0.2] * 6 + [0.1] * 14, False, ["drifts"]),  # too few blocks would be left
-        ([0.2] * 20 + [0.1] * 44, False, ["drifts"]),  # that is no warm-up: the machine changed
+        ([0.2] * 20 + [0.1] * 44, False, ["drifts"]),  # that is not warm-up: the machine changed
     ):
         measured = measure(series)
         assert measured.steady is steady

@@ -52,8 +52,8 @@ def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_pat
 @pytest.mark.parametrize(("words", "line"), [
     (["script=trian.py"], "script=trian.py: no such file; did you mean train.py?"),
     (["script=pkg"], "script=pkg is a folder: name the file that trains"),
-    (["script=run.sh"], "script=run.sh is no Python program: name the file that trains"),
-    (["script=train.ipynb"], "script=train.ipynb is no Python program: jupyter nbconvert --to script writes one"),
+    (["script=run.sh"], "script=run.sh is not a Python program: name the file that trains"),
+    (["script=train.ipynb"], "script=train.ipynb is not a Python program: jupyter nbconvert --to script writes one"),
     (["script=broken.py"], r"script=broken.py: .*broken.py, line 2: invalid syntax"),
     (["script='-m pkg..train'"], "script=-m pkg..train should be a file, or -m PACKAGE.MODULE"),
     (["script=train.py", "model=resnet50"], "trains its own model and data, in its own way: leave out model=resn"),

@@ -179,5 +179,5 @@ def test_a_last_batch_that_does_not_divide_is_refused():
 
 
 def test_nccl_needs_its_backend():
-    with pytest.raises(InputError, match="wants strategy"):
+    with pytest.raises(InputError, match="needs strategy"):
         strategy("avolkov1_ps_gpu", "strategy.options.reduction=nccl", "hardware=cpu")

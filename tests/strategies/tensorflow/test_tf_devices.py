@@ -82,7 +82,7 @@ def test_peak_memory_and_bytes_of_a_device(monkeypatch):
 
 
 def test_the_peak_of_a_gpu_begins_after_setup(strategy, monkeypatch):
-    """As PyTorch's does: all initial weights at once are no memory that a step needs."""
+    """As PyTorch's does: all initial weights at once are not memory that a step needs."""
     reset = []
     monkeypatch.setattr(devices, "peak_memory_bytes", {DEVICES[0]: 7}.get)
     monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", reset.append)

@@ -82,7 +82,7 @@ def read_recording(name):
 
 @pytest.mark.gpu
 def test_recorded_streams_and_threads():
-    """Counters of the GPU are no stream, and a second process has a plane of its own. An event without metadata has no
+    """A GPU's counters are not a stream, and a second process has a plane of its own. An event without metadata has no
     name, and none of them is an operation."""
     stream, thread = read_recording("xplane_gpu_stream")
     copies = [Event("MemcpyD2D", 500 * SECOND, 2 * SECOND), Event("MemcpyD2D", 501 * SECOND, SECOND // 2)]
@@ -145,7 +145,7 @@ def sums(line, *sync_operations):
 
 
 def test_nested_and_adjacent_operations():
-    """Each of three in one another; then two side by side in a third; other events are no operations. Adjacent ones are
+    """Each of three in one another; then two side by side in a third; other events do not count. Adjacent ones are
     not nested today, when a float of seconds tells times a quarter of a microsecond apart, and operations last less."""
     line = thread(
         ("a:Call", 0, 10), ("Process", 0.5, 9), ("b:While", 1, 6), ("c:Conv2D", 2, 3), ("d:Call", 20, 5),

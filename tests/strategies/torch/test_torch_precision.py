@@ -275,7 +275,9 @@ def test_eight_ranks_step_as_on_gpus(name, optimizer_name, eight_ranks):
     adapter = eight_ranks(name, train__optimizer=optimizer_name, **({} if name in SHARDED else BUCKETS))
     before = local_weights(adapter)
     kept_bytes = sum(local.untyped_storage().nbytes() for local in map(local_tensor, adapter.model.parameters()))
-    assert (kept_bytes < adapter.num_params()) == (name in SHARDED), "a shard, which is no view of the complete weights"
+    assert (kept_bytes < adapter.num_params()) == (name in SHARDED), (
+        "a shard, which is not a view of the complete weights"
+    )
     for _ in range(2):
         adapter.step(TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 160))
     # Under ZeRO each rank steps only the weights that it owns, and gets those of the others, here none.

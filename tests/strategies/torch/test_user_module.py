@@ -186,9 +186,9 @@ def user_fault(name, **changes):
 ERRORS = {
     "fails": r"fails: KeyError: 'weights of last year'",
     "leaves": r"fails: SystemExit: nothing to do",
-    "loader": r"gives a DataLoader, and no torch\.nn\.Module",
-    "nothing_returned": r"gives None, and no torch\.nn\.Module",
-    "the_class": r"gives the class Plain, and no torch\.nn\.Module",
+    "loader": r"gives a DataLoader, not a torch\.nn\.Module",
+    "nothing_returned": r"gives None, not a torch\.nn\.Module",
+    "the_class": r"gives the class Plain, not a torch\.nn\.Module",
     "instance": r"is a Plain: name a function",
     "NUMBER": r"is a int: name a function",
     "wrapped": r"gives a DataParallel: leave wrapping to the strategy",
@@ -291,12 +291,14 @@ def test_checkpoints_that_hide_parameters_from_the_graph(strategy, source, optio
         run_training(adapter, source(), 3)
 
 
-def test_tensors_that_are_no_parameters_are_remarked(strategy):
+def test_tensors_that_are_not_parameters_are_remarked(strategy):
     """Not the inputs, which need a gradient in this module, too; without a gradient in training is its other head."""
     adapter = strategy("bare_torch", **user_model("TwoHeads", model__options={"layers": 2}))
     assert adapter.model.unused_parameters == ["final.weight", "final.bias"]
     (remark,) = adapter.model_remarks().values()
-    expected = r"no gradient .* \(final\.\S+ final\.bias\): not .*, and uses 4 tensors that are no parameters .*: not t"
+    expected = (
+        r"no gradient .* \(final\.\S+ final\.bias\): not .*, and uses 4 tensors that are not parameters .*, untrained"
+    )
     assert re.search(expected, remark)
 
 

@@ -95,7 +95,7 @@ class TrialRunner:
             if spec.repeats > 1:
                 raise InputError(f"measure.repeats={spec.repeats}: a trial is one run; repeat the best one afterwards")
             if self._more_is_better(spec) != self._more_is_better(corners[0]):
-                raise InputError("models of different metrics are no choices of one search")
+                raise InputError("models of different metrics are not choices of one search")
         return corners[0]
 
     def _more_is_better(self, spec: RunSpec) -> bool:
