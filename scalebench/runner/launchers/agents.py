@@ -249,15 +249,22 @@ class AgentRanks(RankGroup[AgentRank]):
         code = None if starter is None else starter.poll()
         if code is not None and code < 0:
             return f"{self._name} was killed by {signal.Signals(-code).name}"
+        has_failed = any(member.poll() not in (None, 0) for member in self.members)
+        if code is not None and not (lost or has_failed):  # the end of a connection may be noticed after that
+            wait_until(self._is_over, LOG_DELAY_S)
+            lost = [agent for agent in self.agents if agent.is_lost]
         if lost:
             return f"{' and '.join(map(str, lost))} {LOST}"
         if terminated:
             return self._explain() or f"{self._name} ended rank {', '.join(terminated)} without a reason"
-        if code is None or any(member.poll() not in (None, 0) for member in self.members):
+        if code is None or has_failed:
             return None  # it ended because of that rank
-        if all(member.is_over for member in self.members):
+        if self._is_over():
             return None
         return self._explain() or f"{self._name} ended with exit status {code} and without a reason"
+
+    def _is_over(self) -> bool:
+        return all(member.is_over for member in self.members)
 
     def _explain(self) -> str | None:
         return None if self.log is None else self._reason(self.log)
