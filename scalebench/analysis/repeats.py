@@ -208,9 +208,10 @@ class Configurations:
                 values = [row[name] for row in configuration.rows if row.get(name) is not None]
                 cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
         flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
-        lacks_interval = cells["throughput_high"] is None and "samples_unknown" not in flags
+        if cells["throughput_high"] is None and "samples_unknown" not in flags:
+            flags.append("no_interval")
         highest = max(efficiencies, key=lambda each: (each.low > 1, each.value), default=None)
-        flags += [*["no_interval"] * lacks_interval, *throughput.superlinear_flags(highest, first.scale.device)]
+        flags += throughput.superlinear_flags(highest, first.scale.device)
         rates = configuration.rates.values()
         flags += ["repeats_differ"] if max(rates) > MAX_REPEAT_RATIO * min(rates) else []
         cells["flags"] = " ".join(flags) or None

@@ -11,9 +11,8 @@ import numpy.typing as npt
 from scalebench.analysis.identity import RunIdentity
 from scalebench.core.result import RankRecord, Result
 
-MIN_TRAINED_BLOCKS = (
-    8  # unless most have no pause; else all count: epochs are shorter than blocks, which hold their ends
-)
+# With fewer blocks without a pause, and fewer than half, all blocks count: epochs are shorter than blocks.
+MIN_TRAINED_BLOCKS = 8
 MAX_HOOKS_SHARE = 0.01
 MAX_BATCH_SPREAD = 0.1  # of the samples of a step between the middle 80 % of blocks, over their median
 MAX_BATCH_DIFFERENCE = 0.01  # of the samples of a step, between numbers of devices
@@ -92,7 +91,7 @@ def program_flags(result: Result) -> list[str]:
     if not blocks:
         return flags
     low, median, high = np.quantile(np.array(blocks)[mark_training(result.ranks, len(blocks))], (0.1, 0.5, 0.9))
-    return flags + ["batches_vary"] * bool(high - low > MAX_BATCH_SPREAD * median)
+    return [*flags, "batches_vary"] if high - low > MAX_BATCH_SPREAD * median else flags
 
 
 def scaling_flags(run: RunIdentity, baseline: RunIdentity | None) -> list[str]:

@@ -380,9 +380,7 @@ class RunSpec:
     plugin_error: str | None = None  # of a plugin or user code; the run fails before it has a process
     plugin_traceback: str = ""
     read_samples_per_s: float | None = None  # of a user's Dataset, before the run and in one process
-    tokens_per_sample: int | None = (
-        None  # null: its samples are not sequences of tokens, or are first seen in the ranks
-    )
+    tokens_per_sample: int | None = None  # null: samples are not sequences of tokens, or are first seen in the ranks
     cohort: str | None = None  # the runs that it takes turns with; its ranks park between slots
     held: bool = False  # set up beside others of its cohort; its ranks wait with their first step for WARM_UP_FILE
 

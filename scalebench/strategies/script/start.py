@@ -83,7 +83,8 @@ def _describe_exit(end: SystemExit, name: str, log: Path | None) -> InputError |
     with contextlib.suppress(OSError):
         lines = read_tail(log, LOG_TAIL_BYTES).split("\n") if log is not None else []
         last = next(filter(None, (line.rpartition("\r")[2].strip() for line in reversed(lines))), "")
-        reason += f"; the last line in its log: {last[:MAX_LINE_CHARACTERS]}" * bool(last)
+        if last:
+            reason += f"; the last line in its log: {last[:MAX_LINE_CHARACTERS]}"
     return InputError(reason)
 
 

@@ -89,8 +89,8 @@ def choose_data_format(train: TrainSpec, device: torch.device) -> str:
 
 
 def select_data_format(train: TrainSpec, device: str, capability: tuple[int, int], allows_tf32: bool) -> str:
-    """Return `train.data_format`; for `default` nhwc, which tensor cores prefer, and on GPUs without them for
-    float32 nchw: a V100 takes 1.68 s in NCHW for what takes 2.76 s in NHWC (pytorch/pytorch#44943).
+    """Return `train.data_format`; for `default` nhwc, which tensor cores prefer; nchw on GPUs that compute
+    float32 without them: a V100 takes 1.68 s in NCHW for what takes 2.76 s in NHWC (pytorch/pytorch#44943).
 
     `allows_tf32` is cuDNN's switch.
     """

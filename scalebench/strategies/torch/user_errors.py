@@ -37,7 +37,7 @@ UNSUPPORTED = {
         "has sparse gradients, which this strategy cannot exchange: set sparse=False in its embeddings, or take "
         "strategy=ddp"
     ),
-    "is a view and is being modified inplace": (
+    r"_ToTorchTensor\w* is a view and is being modified inplace": (
         "overwrites in place what a layer gives that this strategy has split: write x = x + y for x += y, or take "
         "strategy=fsdp"
     ),

@@ -31,9 +31,7 @@ class NetworkEntry(NamedTuple):
     function: str  # "module:function", called as function(network, outputs, **settings, **options), the network empty
     axes: tuple[str, ...] = IMAGE  # of its inputs; empty: the function checks them itself
     input_shape: Callable[[dict[str, Any]], Sequence[int]] | None = None  # of all options, if these determine it
-    settings: Mapping[str, Any] = MappingProxyType(
-        {}
-    )  # what distinguishes this network from similar ones, and is not an option
+    settings: Mapping[str, Any] = MappingProxyType({})  # what sets it apart from similar networks; not options
     plugin: PluginEntry | None = None  # that brings it
 
     @property

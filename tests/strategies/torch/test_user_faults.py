@@ -30,6 +30,12 @@ def test_an_error_outside_of_the_forward_pass_names_the_function_and_the_part(st
         run_training(strategy(name, **fault(function)), source(), 3)
 
 
+def test_a_view_of_the_users_own_that_is_overwritten_is_an_error_of_the_module(strategy):
+    """Under tensor parallelism alone the view may be the strategy's."""
+    with pytest.raises(PluginError, match=r":Unbinding fails: RuntimeError: Output 0 of Unbind\w* is a view"):
+        strategy("bare_torch", **fault("Unbinding"))
+
+
 BROADCAST = {"strategy__options__broadcast_buffers": True}
 CLOSURE = "with_optimizer", {"model__options": {"kind": "LBFGS"}}, "gives LBFGS .* needs a closure"
 TENSORS = r"gives Listed as its optimizer, which keeps tensors outside of its state \(moments\)"
