@@ -49,21 +49,20 @@ SIGTERM_BROADCAST = (
 
 
 def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part]:
-    """Yield what the terminal shows of a sweep: configurations, the answer, trainings, memory, batches, kinds of
-    parallelism, and the operations that some runs measured on request. `width` is in characters; `wide` asks for all
-    columns."""
+    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, kinds of parallelism, the
+    operations that some runs measured on request, and the answer. `width` is in characters; `wide` asks for all columns
+    and tables."""
     curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
     winners: set[str] = set()  # The one device to stay on is one of them.
     for advice in list_advice(curves, estimate_ratio):
         pairs = advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
         winners |= {pair[1]["run_id"] for pair in pairs if pair is not None}
     yield from RunTable(runs.pooled, runs.baseline_label).list_parts(width, winners, wide)
-    yield from _make_paragraph(sections.answer.list_terminal_sentences(curves, estimate_ratio), "bold")
     yield from render(sections.training.make_terminal_tables(runs.frame, wide))
     yield from _make_paragraph(sections.training.list_terminal_sentences(runs.frame))
-    if (memory_table := sections.memory.make_terminal_table(runs.pooled)) is not None:
+    if wide and (memory_table := sections.memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
-        yield from _make_paragraph(sections.memory.list_terminal_sentences(runs.pooled, estimate_ratio))
+    yield from _make_paragraph(sections.memory.list_terminal_sentences(runs.pooled, estimate_ratio))
     yield from _make_paragraph(sections.batches.list_terminal_sentences(curves, estimate_ratio))
     yield from render(sections.parallelism.make_terminal_blocks(runs.pooled, estimate_ratio))
     if runs.probe_folders:
@@ -74,6 +73,8 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
             yield from sections.collectives.list_comparisons(measured)
         if len(transfers):
             yield from render([sections.collectives.make_bandwidth_table(transfers)])
+    # The answer is the last thing that a reader sees of a long output.
+    yield from _make_paragraph(sections.answer.list_terminal_sentences(curves, estimate_ratio), "bold")
 
 
 def _make_paragraph(sentences: Sequence[str], style: str = "") -> Iterator[Part]:

@@ -180,6 +180,16 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path, capsys):
     assert list(make_terminal_blocks(others.pooled, others.configurations.estimate_ratio)) == []
 
 
+def test_the_answer_ends_the_output_and_memory_has_its_table_when_asked(tmp_path, capsys):
+    sharded = sweeps.run_with_memory("fsdp_gloo", 2, sweeps.FULL_STATE_BYTES // 2)
+    sweeps.write_results(tmp_path, [sweeps.run("bare_torch", 1), sweeps.run("ddp_gloo", 2), sharded])
+    assert main(["show", str(tmp_path)]) == 0
+    *_, memory, answer = capsys.readouterr().out.rstrip().split("\n\n")
+    assert "no run was out of memory" in memory and "of a whole model" not in memory and "2 devices" in answer
+    assert main(["show", str(tmp_path), "--wide"]) == 0
+    assert "of a whole model" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("sweep", ["attribution", "failures", "repeats", "target", "two_nodes"])
 def test_recorded_runs_show_their_details(sweep, capsys):
     """Some were recorded before all of today's fields were there."""

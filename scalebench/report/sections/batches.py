@@ -214,10 +214,11 @@ def _make_choice_table(pairs: Sequence[DevicesOrBatch]) -> doc.Table:
             "time ratio (95 %)": pair.time_ratio,
         }  # fmt: skip
         rows.append((doc.get_tags(many), {
-            "model": many["model"], "strategy": many["strategy"], "gpus": many["gpus"], "batch per device": many[BATCH],
-            "samples/s": tables.make_cell(many, doc.THROUGHPUT), "one device": single["strategy"],
-            "its batch": single[BATCH], "its samples/s": tables.make_cell(single, doc.THROUGHPUT),
-            "ratio (95 %)": pair.throughput, **(targets if with_target else {}),
+            "model": many["model"], "strategy": many["strategy"], doc.DEVICES: many["gpus"],
+            "batch per device": many[BATCH], "samples/s": tables.make_cell(many, doc.THROUGHPUT),
+            "one device": single["strategy"], "its batch": single[BATCH],
+            "its samples/s": tables.make_cell(single, doc.THROUGHPUT), "ratio (95 %)": pair.throughput,
+            **(targets if with_target else {}),
         }))  # fmt: skip
     caption, title = CHOICES_CAPTION + TO_TARGET_CAPTION * with_target, "N devices or N times the batch"
     return spec.make_table(f"{CHOICES}-choices", title, rows, ("strategy", "one device"), caption)

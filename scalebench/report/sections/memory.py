@@ -75,7 +75,7 @@ def make_table(models: Sequence[ModelMemory]) -> doc.Table:
     rows = [
         (doc.get_tags(row), {
             **{head: row[name] for name, head in settings.items()},
-            "strategy": format_strategy(row), "gpus": row["gpus"], "batch per device": row["batch_per_device"],
+            "strategy": format_strategy(row), doc.DEVICES: row["gpus"], "batch per device": row["batch_per_device"],
             THROUGHPUT_HEAD: make_cell(row, RATE), "state of a device": make_cell(row, "state_bytes"),
             "of a whole model": (model.share(row), format_whole_percent),
             "of a parameter": (bytes_per_parameter(row), "{:.1f} B".format),

@@ -287,8 +287,8 @@ def list_real_input(report_data: ReportData) -> Iterator[doc.Block]:
         step_s, generated_s = (float(each["global_batch"] / each[doc.THROUGHPUT]) for each in (row, other))
         waiting, waiting_generated = ((each["data_share"], tables.format_whole_percent) for each in (row, other))
         rows.append((tags, {
-            **{name: row[name] for name in ("model", "strategy", "gpus")}, "real input": row["dataset"],
-            "samples/s": tables.make_cell(row, doc.THROUGHPUT),
+            "model": row["model"], "strategy": row["strategy"], doc.DEVICES: row["gpus"],
+            "real input": row["dataset"], "samples/s": tables.make_cell(row, doc.THROUGHPUT),
             "generated samples/s": tables.make_cell(other, doc.THROUGHPUT), "ratio (95 %)": ratio,
             "longer step": (step_s - generated_s, units.format_seconds),
             "waiting": waiting, "waiting, generated": waiting_generated,

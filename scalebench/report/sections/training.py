@@ -60,7 +60,7 @@ TABLE_CAPTION = (
 )
 MAX_TERMINAL_SENTENCES = 12
 # Columns that a narrow terminal has no room for, by how their heads begin.
-WIDE_HEADS = ("gpus", "batch", "global", "rule", "learning", "gap", "epochs to", "target", "reached", "samples/s")
+WIDE_HEADS = ("devices", "batch", "global", "rule", "learning", "gap", "epochs to", "target", "reached", "samples/s")
 
 
 def group_trainings(frame: pd.DataFrame) -> list[tuple[str, list[TrainingOutcome]]]:
@@ -197,7 +197,7 @@ def make_table(table_id: str, title: str, trainings: Sequence[TrainingOutcome]) 
             for kind in ("bare", "self") for head, name in (("to target", "speedup_target"), ("samples/s", "speedup"))
         }  # fmt: skip
         rows.append((doc.get_tags(row), {
-            "run": names[row["training_id"]], "gpus": row["gpus"], "batch per device": row["batch_per_device"],
+            "run": names[row["training_id"]], doc.DEVICES: row["gpus"], "batch per device": row["batch_per_device"],
             "global batch": row["global_batch"], "rule": rule + base,
             "learning rate": (row["learning_rate"], "{:.4g}".format),
             "epochs": (figures["trained_epochs"], _format_epochs),
