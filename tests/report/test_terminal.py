@@ -181,8 +181,8 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path, capsys):
 
 
 def test_the_answer_ends_the_output_and_memory_has_its_table_when_asked(tmp_path, capsys):
-    sharded = sweeps.run_with_memory("fsdp_gloo", 2, sweeps.FULL_STATE_BYTES // 2)
-    sweeps.write_results(tmp_path, [sweeps.run("bare_torch", 1), sweeps.run("ddp_gloo", 2), sharded])
+    states = {"bare_torch": (1, sweeps.FULL_STATE_BYTES), "fsdp_gloo": (2, sweeps.FULL_STATE_BYTES // 2)}
+    sweeps.write_results(tmp_path, [sweeps.run_with_memory(name, *state) for name, state in states.items()])
     assert main(["show", str(tmp_path)]) == 0
     *_, memory, answer = capsys.readouterr().out.rstrip().split("\n\n")
     assert "no run was out of memory" in memory and "of a whole model" not in memory and "2 devices" in answer
