@@ -185,9 +185,9 @@ def test_the_answer_ends_the_output_and_memory_has_its_table_when_asked(tmp_path
     sweeps.write_results(tmp_path, [sweeps.run_with_memory(name, *state) for name, state in states.items()])
     assert main(["show", str(tmp_path)]) == 0
     *_, memory, answer = capsys.readouterr().out.rstrip().split("\n\n")
-    assert "no run was out of memory" in memory and "of a whole model" not in memory and "2 devices" in answer
+    assert "no run was out of memory" in memory and "16.0 B" not in memory and "2 devices" in answer
     assert main(["show", str(tmp_path), "--wide"]) == 0
-    assert "of a whole model" in capsys.readouterr().out
+    assert "16.0 B" in capsys.readouterr().out  # of a parameter
 
 
 @pytest.mark.parametrize("sweep", ["attribution", "failures", "repeats", "target", "two_nodes"])
