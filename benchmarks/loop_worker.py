@@ -27,13 +27,12 @@ BLOCK_S, MAX_STEPS = 0.1, 200  # of a block on a GPU
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
-    has_own_step = user_code.is_user_model(spec.config.model)
-    module = "own_step" if has_own_step else f"by_hand_{spec.config.strategy.framework}"
-    by_hand = importlib.import_module(f"benchmarks.{module}").ByHand(spec, record.rank, strategy)
+    kind = "own_step" if user_code.is_user_model(spec.config.model) else spec.config.strategy.framework
+    module = importlib.import_module(f"benchmarks.by_hand_{kind}")
     batches = iter(strategy.feed(train))
-    loops = {"by_hand": by_hand}
-    if spec.device == "cuda" and module == "by_hand_torch" and getattr(strategy, "group", None) is None:
-        loops["graph"] = importlib.import_module(f"benchmarks.{module}").ByGraph(spec, record.rank, strategy)
+    loops = {"by_hand": module.ByHand(spec, record.rank, strategy)}
+    if spec.device == "cuda" and kind == "torch" and getattr(strategy, "group", None) is None:
+        loops["graph"] = module.ByGraph(spec, record.rank, strategy)
     block_s, steps = _scalebench_turn(strategy, batches, progress, spec, STEPS)
     if spec.device == "cuda":  # whose queue is drained at the end of a block
         steps = round(strategy.broadcast(min(max(BLOCK_S * steps / block_s, STEPS), MAX_STEPS)))

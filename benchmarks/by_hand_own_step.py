@@ -1,31 +1,15 @@
-"""A step of the user's own under ddp_gloo on two processes, against the same step in a hand-written DDP loop.
-
-Target: at most 2 % slower. The user's functions are those of examples/token_transformer.py, with batches that are dicts
-of integers, a loss and an optimizer of their own; same weights, batch, data and threads, in the same processes,
-alternating.
-"""
+"""A step of the user's own in a hand-written loop: the functions of examples/token_transformer.py under DDP."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.loop_overhead import compare
 from examples import token_transformer
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
-
-OVERRIDES = (
-    *("model=custom", "model.torch=examples.token_transformer:build", "model.loss=examples.token_transformer:loss"),
-    *("dataset=custom", "dataset.builder=examples.token_transformer:samples", "dataset.size=4000"),
-    *("+model.options.width=32", "+model.options.layers=1", "train.batch_per_device=32"),
-)
-
-
-def main() -> None:
-    compare("a step of one's own, ddp_gloo gpus=2", "ddp_gloo", 2, *OVERRIDES)
 
 
 class ByHand:
