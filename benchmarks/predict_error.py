@@ -161,7 +161,7 @@ def predict_curves(curves: Sequence[Curve], models: dict[str, Predict] | None = 
     for number, curve in enumerate(curves):
         for protocol, seen, unseen in curve.list_trials():
             ours = extrapolate(curve.model, seen)
-            scales = ours.error_scale(*zip(*((point.devices, point.batch) for point in unseen), strict=True))
+            scales = ours.error_scale([point.devices for point in unseen], [point.batch for point in unseen])
             predicted = {name: predict(ours, unseen) for name, predict in (models or MODELS).items()}
             for at, point in enumerate(unseen):
                 errors = {name: abs(point.step_s / seconds[at] - 1) for name, seconds in predicted.items()}
