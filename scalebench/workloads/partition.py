@@ -76,8 +76,8 @@ def impossible_stages_reasons(network: Network, stages: int) -> Iterator[str]:
 def split_into_stages(network: Network, stages: int, costs: Sequence[float]) -> list[NetworkStage]:
     """Cut the network into `stages` stages such that the most expensive one is as cheap as possible.
 
-    `costs` has one non-negative number per node of the network: bytes, operations or measured seconds; that of the
-    input is ignored. Every stage has weights. Among equally good cuts those win that send the least data on, and among
+    `costs` has one non-negative number per node of the network: bytes or operations; that of the input is
+    ignored. Every stage has weights. Among equally good cuts those win that send the least data on, and among
     these the latest, so that a relu stays with the layer before it. The result is exact, by dynamic programming over
     the possible cuts.
 
@@ -99,7 +99,7 @@ def node_parameter_bytes(network: Network) -> list[float]:
 
 
 def node_training_flops(network: Network) -> list[float]:
-    """Return each node's FLOPs of training on one sample: costs that balance work where no times were measured.
+    """Return each node's FLOPs of training on one sample: costs that balance work.
 
     They count as Network.training_flops does: 6 per multiply-add, and 0 for nodes without any.
     """

@@ -16,15 +16,14 @@ from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message, TorchGroup
 from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
-from scalebench.strategies.torch.pipeline.schedule import MicroBatchSchedule, StagePlace
-from scalebench.strategies.torch.pipeline.stage import (
+from scalebench.strategies.torch.pipeline.schedule import (
     ActivationLayout,
+    MicroBatchSchedule,
     StageModule,
+    StagePlace,
     example_inputs,
-    measure_node_costs,
 )
 from scalebench.workloads import networks, partition
-from scalebench.workloads.network import Network
 
 
 class ModelParallel(GroupStrategy):
@@ -144,7 +143,7 @@ class ModelParallel(GroupStrategy):
                 work_s = measure_median_s(passes, self.synchronize, STAGE_REPEATS)
             self.broadcast(0.0)
         stage = self.network_stages[own.index]
-        sent_bytes = None if own.is_last else self.layouts[stage.index].size_bytes(self.last_batch.samples)
+        sent_bytes = None if own.is_last else self.layouts[stage.index].empty(self.last_batch.samples, "meta").nbytes
         return [
             StageRecord(
                 index=stage.index,
@@ -161,23 +160,10 @@ class ModelParallel(GroupStrategy):
 
     def _build_network(self) -> NetworkModule:
         network = networks.build_network(self.spec.config.model)
-        self.network_stages = partition.split_into_stages(network, self.stage_count, self._node_costs(network))
+        costs = partition.COUNTED_COSTS[self.options.split](network)
+        self.network_stages = partition.split_into_stages(network, self.stage_count, costs)
         stage = self.network_stages[self.stage.index]
         return build_network_module(stage.network(self.spec.config.model.name), self.spec.config, self.device)
-
-    def _node_costs(self, network: Network) -> list[float]:
-        """Return the cost of each node, the same on every rank: measured seconds are those of rank 0."""
-        split = "flops" if self.stage_count == 1 else self.options.split  # one stage has nothing to balance
-        if split in partition.COUNTED_COSTS:
-            return partition.COUNTED_COSTS[split](network)
-        costs = [0.0] * len(network.nodes)
-        if self.place.rank == 0:
-            samples = partition.epoch_batch_sizes(self.spec, 0, self.replicas)[0].samples // self.micro_batches
-            self.tune_convolutions(is_full=True)  # as the stages will run
-            costs = measure_node_costs(
-                network, self.spec.config, samples, self.device, self.precision, self.synchronize
-            )
-        return self.group.sum(costs)
 
     @torch.no_grad()
     def _determine_layout(self) -> ActivationLayout:
