@@ -89,10 +89,9 @@ def soak(scratch: Path, runs: int, runs_before_kill: int, hang_s: float = 10.0) 
 
 @contextmanager
 def _plugin_installed(scratch: Path) -> Iterator[None]:
-    """Have the programs find the strategy, and neither pace nor data of this machine."""
+    """Have the programs find the strategy, and a cache of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-        patch.setenv("SCALEBENCH_PACE", "off")
         patch.setenv("SCALEBENCH_CACHE", str(scratch / "cache"))
         installed = Distributions(scratch / "site", patch)
         installed.strategy("unreliable", target="benchmarks.soak_worker:Unreliable", code="")

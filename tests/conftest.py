@@ -25,9 +25,8 @@ WATCHED = (ROOT, ROOT / "conf", ROOT / "multirun", ROOT / "scalebench", ROOT / "
 settings.register_profile("few", max_examples=40, deadline=None)
 settings.register_profile("usual", deadline=None)
 settings.load_profile("few")
-# Before any fixture: no run of a test adds to the pace of this machine, and no estimate depends on it.
-os.environ["SCALEBENCH_PACE"] = "off"
-# TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.
+# Before any fixture: TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some
+# processors only.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 # A collection walks through all objects of the frameworks; as often as usual, they take a fifth of the time.
 gc.set_threshold(100_000, 20, 20)

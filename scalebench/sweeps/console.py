@@ -23,7 +23,6 @@ from scalebench.core.untrusted import clean_text
 from scalebench.measure.progress import TRIED, RankProgress, read_progress
 from scalebench.strategies.script.arguments import render_command
 from scalebench.sweeps import estimate as estimates
-from scalebench.sweeps.pace import read_pace
 
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
@@ -39,7 +38,7 @@ MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
 MAX_RANKS_READ = 8  # of a running job
 SLOW_STEP_S = 1.0  # from here on the length of a step is shown
 MIN_SHOWN_LEFT_S = 1.0
-IF_SLOW = f", longer where steps are slow, which is {estimates.UNKNOWN} of this machine"
+IF_SLOW = ", longer where a step takes seconds"
 FLAG_NOTES = {  # in a plan
     "oversubscribed": "oversubscribed",
     "hidden_gpus": "on the CPU: CUDA_VISIBLE_DEVICES hides the GPUs",
@@ -200,9 +199,9 @@ class Console:
                 if ranks and ranks[0].phase == TRIED:
                     self.print_line(f"{head}: {ranks[0].metric}")
                     return
-                pace = [] if is_debugged else _describe_pace(ranks, spec)
-                plain = f"{head}: {', '.join(pace)}" if len(pace) > 1 else ""
-                update(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}", plain)
+                slow = "" if is_debugged else _describe_slow_step(ranks)
+                line = f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}"
+                update(line, f"{head}: {slow}" if slow else "")
 
             yield look
 
@@ -331,7 +330,6 @@ class Console:
         """Print the runs of a dry run, and how long all that are to be done may take. `settings` tell each from the
         others."""
         total_s, pause_s, is_known = (0.0, 0.0), 0.0, True
-        estimate = estimates.TimeEstimate(read_pace())
         starting = [run for run in runs if run.starts]
         for number, (run, own) in enumerate(zip(runs, settings or [()] * len(runs), strict=True), 1):
             spec, config = run.spec, run.spec.config
@@ -341,7 +339,7 @@ class Console:
             if not run.starts:
                 self.print_line(f"{head}: {run.expect()[1]}")
                 continue
-            least_s, most_s = estimate.range_s(spec)
+            least_s, most_s = estimates.estimate_s(spec)
             total_s = (total_s[0] + least_s, total_s[1] + most_s)
             pause_s += config.measure.cool_down_s * (run is not starting[0])
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
@@ -349,10 +347,7 @@ class Console:
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
             if config.script.path is not None and not spec.global_batch:
                 batch = shlex.join(render_command(spec, run.folder))
-            pace = estimate.pace(spec)
-            is_known = is_known and (pace is not None or config.strategy.framework == "none")
-            if pace is not None and pace.step_s >= SLOW_STEP_S:
-                batch += f", a step takes {_format_step_s(pace.step_s)} s"
+            is_known = is_known and config.strategy.framework == "none"
             self.print_line(f"{head}: {batch}, {estimates.format_range(least_s, most_s)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
@@ -409,15 +404,15 @@ def escape_markup(text: str) -> str:
     return escaped(clean_text(text))
 
 
-def describe_progress(ranks: list[RankProgress], spec: RunSpec | None = None, now_s: float | None = None) -> str:
-    """Describe phase, throughput so far, slow steps and, of a run whose `spec` is known, the time left; by rank 0."""
+def describe_progress(ranks: list[RankProgress], now_s: float | None = None) -> str:
+    """Describe phase, throughput so far, slow steps, and the time left of the phase; by rank 0."""
     if not ranks:
         return "starting"
     first = min(ranks, key=lambda progress: progress.rank)
-    now_s = time.time() if now_s is None else now_s
+    since_s = (time.time() if now_s is None else now_s) - first.at_s
     parts = [first.phase]
-    if first.phase == "warmup" and not first.steps and now_s - first.at_s >= SLOW_STEP_S:
-        parts.append(f"first step, {now_s - first.at_s:.0f} s so far")
+    if first.phase == "warmup" and not first.steps and since_s >= SLOW_STEP_S:
+        parts.append(f"first step, {since_s:.0f} s so far")
     if first.epoch is not None:
         parts.append(f"epoch {first.epoch:.1f}")
     if first.metric is not None:
@@ -426,21 +421,16 @@ def describe_progress(ranks: list[RankProgress], spec: RunSpec | None = None, no
         # Among the stages of one model only the last counts samples, for all of them.
         rate = first.samples_per_s * len(ranks) or max(p.samples_per_s or 0.0 for p in ranks)
         parts.append(f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s")
-    return ", ".join([*parts, *_describe_pace(ranks, spec, now_s)])
+    left_s = 0.0 if first.limit_s is None or not first.steps else first.limit_s - first.elapsed_s - since_s
+    left = f"at most {estimates.format_about(left_s).removeprefix('about ')} left" if left_s >= MIN_SHOWN_LEFT_S else ""
+    return ", ".join([*parts, *filter(None, [_describe_slow_step(ranks) or left])])
 
 
-def _describe_pace(ranks: list[RankProgress], spec: RunSpec | None, now_s: float | None = None) -> list[str]:
-    """Return `a step takes 12 s` of slow steps, and `about 3 min left`; less where it is unknown or nearly over."""
+def _describe_slow_step(ranks: list[RankProgress]) -> str:
     step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
-    left_s = None if spec is None else estimates.estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
-    slow = [f"a step takes {_format_step_s(step_s)} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
-    return slow + (
-        [f"{estimates.format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else []
-    )
-
-
-def _format_step_s(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
+    if step_s is None or step_s < SLOW_STEP_S:
+        return ""
+    return f"a step takes {f'{step_s:.0f}' if step_s >= 10 else f'{step_s:.2g}'} s"
 
 
 def describe_cohort(progress: CohortProgress) -> str:

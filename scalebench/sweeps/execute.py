@@ -16,7 +16,6 @@ from scalebench.core.machine.machine import find_cache_folder
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, new_sweep_record, write_sweep
 from scalebench.sweeps.console import Console, format_repeat
 from scalebench.sweeps.estimate import TimeEstimate, format_about, select_affordable
-from scalebench.sweeps.pace import read_pace
 from scalebench.sweeps.plan import SweepRun, find_unit
 
 WAIT_INTERVAL_S = 1.0
@@ -38,7 +37,7 @@ class RunningSweep:
         self._clock, self._started_s = clock, clock()
         self._planned_took_s: float | None = None  # once all planned runs are over
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
-        self._estimate = TimeEstimate(read_pace())
+        self._estimate = TimeEstimate()
         self._alone: set[SweepRun] = set()  # runs that could not take turns
         self._later: list[SweepRun] = []  # runs after the current ones that fit into the time
         self._current: tuple[float, float] | None = None  # (start, expected seconds) of the current runs
@@ -115,12 +114,6 @@ class RunningSweep:
             left_s += max(0.0, expected_s - (self._clock() - started_s))
         has_basis = all(run.earlier is not None or self._estimate.has_basis(run.spec) for run in self._later)
         return f"{'' if has_basis else 'at least '}{format_about(left_s)} of the sweep left"
-
-    def update_time_left(self, left_s: float | None) -> None:
-        """Note how long the current run will still take by its own steps; None: that is unknown."""
-        if self._current is not None and left_s is not None:
-            started_s, _ = self._current
-            self._current = (started_s, self._clock() - started_s + left_s)
 
     def mark(self, *, ended: bool = False, stopped: bool = False) -> None:
         """Record that the sweep has done all its runs that there was time for, or that the user has stopped it."""

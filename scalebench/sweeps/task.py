@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,12 +22,9 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE
-from scalebench.measure.progress import RankProgress
 from scalebench.sweeps import cluster_runs, folders, job_plan, plan
 from scalebench.sweeps.console import Console
-from scalebench.sweeps.estimate import estimate_left_s
 from scalebench.sweeps.execute import RunningSweep, lock_machine
-from scalebench.sweeps.pace import record_pace
 from scalebench.sweeps.plan import KEPT, SweepRun, compute_exit_status, find_swept_keys, name_settings
 from scalebench.workloads import datasets
 
@@ -265,21 +261,15 @@ class SweepSession:
         if run.tried_turns:
             spec = replace(spec, flags=[*spec.flags, "not_in_turns"])
 
-        def look(ranks: list[RankProgress]) -> None:
-            if sweep is not None:
-                sweep.update_time_left(estimate_left_s(spec, ranks, time.time()))
-            on_look(ranks)
-
         time_left = str if sweep is None else sweep.format_time_left
         with self.console.show_progress(spec, len(self.done) + 1, self._count_planned(), time_left) as on_look:
             self._launched = True
-            return run_spec(spec, run.folder, look, lock=self._lock if sweep is None else None)
+            return run_spec(spec, run.folder, on_look, lock=self._lock if sweep is None else None)
 
     def _end(self, run: SweepRun, result: Result, note: str = "") -> None:
         """Record that a run is over, and print its line."""
         if not note:
             self._write_hydra_files([run])
-            record_pace(run.spec, result)
         place = (len(self.done) + 1, self._count_planned())
         self.console.print_outcome(result, run.folder, place, name_settings(run.overrides, self._swept_keys), note)
         self.done.append(result)

@@ -237,7 +237,7 @@ class RunningProgram:
     def _environment(self):
         variables = {
             ROW_VARIABLE: self._id, FAULT_VARIABLE: self.fault.to_variable(), "PYTHONPATH": str(ROOT),
-            "SCALEBENCH_CACHE": str(self._cache), "SCALEBENCH_PACE": "off", "SCALEBENCH_PLUGINS": "",
+            "SCALEBENCH_CACHE": str(self._cache), "SCALEBENCH_PLUGINS": "",
         }  # fmt: skip
         if self.row.fault.name.startswith("clock"):
             self._clock.write_text("+0")

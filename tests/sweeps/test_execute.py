@@ -128,20 +128,6 @@ def test_the_time_left_follows_measured_durations(tmp_path):
     ]
 
 
-def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path):
-    (sweep, _, clock), message = timed_sweep(tmp_path), []
-    sweep.update_time_left(50.0)  # before a run
-
-    def alone(run):
-        clock.now_s += 5.0
-        for left_s in (None, 45.0):
-            sweep.update_time_left(left_s)
-            message.append(sweep.format_time_left())
-
-    do(sweep, planned(1, 1), alone=alone)
-    assert message[:2] == ["about 26 s of the sweep left", "about 60 s of the sweep left"]  # the other takes 15.3 s
-
-
 def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path):
     (sweep, alone, _), message = timed_sweep(tmp_path, run_s=5.0), []
     jobs = planned(1, 1, 1)
@@ -158,14 +144,7 @@ def test_the_time_left_holds_no_run_that_an_error_has_ended(tmp_path):
     sweep = RunningSweep(tmp_path, [], None, clock=lambda: 0.0)
     with pytest.raises(KeyboardInterrupt):
         do(sweep, [*in_turns(1, 2), *planned(4)], take_turns=interrupt)
-    alone, message = RunningSweep(tmp_path, [], None, clock=lambda: 0.0), []
-
-    def note(run):
-        alone.update_time_left(0.0)
-        message.append(alone.format_time_left())
-
-    do(alone, planned(1, 4), alone=note)
-    assert sweep.format_time_left() == message[0] != ""
+    assert sweep.format_time_left() == "about 15 s of the sweep left"
 
 
 # The runs of a sweep that are worth the time that is left.
