@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 
 from scalebench import __version__
-from scalebench.cli.commands.arguments import CommandParser, complete_words
+from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core import process
 
 # What each command shows or does, and an example for the end of its help. Its module in cli/commands is imported for
@@ -81,7 +80,7 @@ Also:      dry_run=true lists the runs and starts nothing; resume=true skips wha
            sweep.max_minutes=30 leaves out the least informative runs; debug=true keeps rank 0 in the foreground;
            strict=true: the exit status is 1 also where a run of a sweep is unsupported
 See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options;
-           eval "$(scalebench -sc install=bash)" completes commands, keys and names in the shell
+           eval "$(scalebench -sc install=bash)" completes keys and names in the shell
 Status:    0: a run is ok and none failed; 1: one failed, or none could be done here; 2: nothing was started"""
 
 
@@ -94,13 +93,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         return _run_command_to_its_end(arguments[0], arguments[1:])
-    if (
-        arguments[:1] == ["-sc"]
-        and "query=" in arguments[-1]
-        and (words := complete_line(os.environ.get("COMP_LINE", "")))
-    ):
-        print("\n".join(words))
-        return 0
     if "--help" in arguments or "-h" in arguments:
         build_parsers()[""].print_help()
         return 0
@@ -165,16 +157,6 @@ def explain_unknown_command(name: str, arguments: list[str]) -> str:
         if "KEY=VALUE" not in line:
             return line
     return unknown_name_message("command", name, COMMANDS)
-
-
-def complete_line(line: str) -> list[str] | None:
-    """Return what completes a command or its options; None where Hydra completes the line, which is one of settings."""
-    words = line.split()[1:]
-    parsers = build_parsers()
-    del parsers[""]
-    if words and words[0] in COMMANDS:
-        importlib.import_module(f"scalebench.cli.commands.{words[0]}").add_arguments(parsers[words[0]])
-    return complete_words(line, parsers)
 
 
 def build_parsers() -> dict[str, CommandParser]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shlex
 import sys
 import time
@@ -20,7 +19,7 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
 from scalebench.core.untrusted import clean_text
-from scalebench.measure.progress import TRIED, RankProgress, read_progress
+from scalebench.measure.progress import TRIED, RankProgress
 from scalebench.strategies.script.arguments import render_command
 from scalebench.sweeps import estimate as estimates
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 MAX_BASELINE_COMMANDS = 3  # below a table
 MAX_UNREADABLE_LINES = 10  # files named one by one
 MAX_RUN_LABELS = 10  # of runs in a line
-MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
-MAX_RANKS_READ = 8  # of a running job
 SLOW_STEP_S = 1.0  # from here on the length of a step is shown
 MIN_SHOWN_LEFT_S = 1.0
 IF_SLOW = ", longer where a step takes seconds"
@@ -44,70 +41,30 @@ FLAG_NOTES = {  # in a plan
     "hidden_gpus": "on the CPU: CUDA_VISIBLE_DEVICES hides the GPUs",
     "one_hot_targets": "loss mse, since the targets are floats; targets.argmax(1) gives cross_entropy",
 }
-CELL_INTERVAL_S = 0.5  # between two lines of progress in a notebook, which keeps up with no more
 REFRESHES_PER_S = 4  # of the progress line; rich's 12.5 cost as much CPU time as everything else in the parent
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
 
 class _Output:
-    """Standard output, which ends no run when it cannot be written: of a full disk, a pipe whose reader has ended, or a
-    terminal that is gone. What follows is then dropped; silently where no run goes on, and `head` has read enough."""
-
-    def __init__(self, are_runs: bool) -> None:
-        self._are_runs = are_runs
-        self.is_lost = sys.stdout is None  # a program can be started without one
+    """Standard output, which ends no run when it cannot be written, as on a full disk, or when the reader of a pipe or
+    the terminal is gone. What follows is then dropped."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stdout, name)
 
-    def isatty(self) -> bool:
-        return not self.is_lost and sys.stdout.isatty()
-
-    def write(self, text: str) -> int:
-        return self._try(lambda: sys.stdout.write(text)) or 0
+    def write(self, text: str) -> None:
+        self._try(sys.stdout.write, text)
 
     def flush(self) -> None:
-        self._try(lambda: sys.stdout.flush())
+        self._try(sys.stdout.flush)
 
-    def _try(self, act: Callable[[], int | None]) -> int | None:
-        if self.is_lost:
-            return None
+    def _try(self, act: Callable[..., object], *words: str) -> None:
         try:
-            return act()
+            act(*words)
         except OSError as error:
-            self.is_lost = True
-            if self._are_runs:
-                line = f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
-                process.print_error(line)
-            elif not isinstance(error, BrokenPipeError):
-                process.print_error(f"standard output: {error.strerror}")
+            line = f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
+            process.print_error(line)
             process.drop_output()
-            return None
-
-
-@contextlib.contextmanager
-def _show_cell_line(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a line below a cell of a notebook, which the yielded function replaces; rich's own needs ipywidgets."""
-    from html import escape
-
-    from IPython.display import display
-
-    def render(text: str) -> dict[str, str]:
-        text = clean_text(text)
-        return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>" if text else ""}
-
-    handle, updated_s = display(render(text), display_id=True, raw=True), time.monotonic()
-
-    def update(text: str) -> None:
-        nonlocal updated_s
-        if time.monotonic() - updated_s >= CELL_INTERVAL_S:
-            updated_s = time.monotonic()
-            handle.update(render(text), raw=True)
-
-    try:
-        yield update
-    finally:
-        handle.update(render(""), raw=True)
 
 
 class Console:
@@ -116,7 +73,7 @@ class Console:
     def __init__(self, shows_tables: bool = True, are_runs: bool = True) -> None:
         """`shows_tables`: false for a caller that shows results itself; progress, outcomes and errors are printed.
         `are_runs`: false for a command that shows what is there."""
-        self.shows_tables, self._are_runs, self._is_notebook = shows_tables, are_runs, False
+        self.shows_tables, self._are_runs = shows_tables, are_runs
         self._rich: Any = None
         self._status: Any = None  # rich's line that changes, while there is one
 
@@ -125,12 +82,12 @@ class Console:
         if self._rich is None:
             import rich.console
 
-            colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
-            self._is_notebook = rich.console.Console().is_jupyter
-            output: Any = _Output(self._are_runs)
-            if self._is_notebook:  # whose output stream says that it is a terminal
-                colours |= {"force_terminal": False}
-            self._rich = rich.console.Console(highlight=False, file=output, force_jupyter=False, **colours)
+            settings: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+            if rich.console.Console().is_jupyter:  # whose output stream says that it is a terminal
+                settings |= {"force_terminal": False}
+            if self._are_runs and sys.stdout is not None:  # a program can be started without one
+                settings |= {"file": _Output()}
+            self._rich = rich.console.Console(highlight=False, force_jupyter=False, **settings)
             if not self._rich.is_terminal:
                 columns = os.environ.get("COLUMNS", "")
                 self._rich.width = int(columns) if columns.isdecimal() and int(columns) else PLAIN_WIDTH
@@ -141,23 +98,17 @@ class Console:
     def print_line(self, text: str) -> None:
         self.rich.print(clean_text(text), markup=False, soft_wrap=True)
 
-    @property
-    def is_live(self) -> bool:
-        """Return whether a line can be replaced: in a terminal, and below a cell of a notebook."""
-        return bool(self.rich.is_terminal or self._is_notebook)
-
     @contextlib.contextmanager
-    def show_line(
-        self, text: str, plain: str = "", once: bool = True, is_debugged: bool = False
-    ) -> Iterator[Callable[[str, str], None]]:
-        """Show a line while the block lasts, which the yielded function replaces by its first text.
-
-        Where no line can be replaced, and while rank 0 is debugged there, `plain` is printed, and of the second texts
-        of the function the first one, or all (not `once`) that differ from the one before."""
-        if self.is_live and not is_debugged:
-            show = self._show_status if self.rich.is_terminal else _show_cell_line
-            with show(text) as update:
-                yield lambda text, _: update(text)
+    def show_line(self, text: str, plain: str = "", is_debugged: bool = False) -> Iterator[Callable[[str, str], None]]:
+        """Show a line while the block lasts, which the yielded function replaces by its first text. Where the output is
+        no terminal, and while rank 0 is debugged there, `plain` is printed, and each second text that is new."""
+        if self.rich.is_terminal and not is_debugged:
+            with self.rich.status(escape_markup(text), refresh_per_second=REFRESHES_PER_S) as status:
+                self._status = status
+                try:
+                    yield lambda text, _: status.update(escape_markup(text))
+                finally:
+                    self._status = None
             return
         if plain:
             self.print_line(plain)
@@ -165,20 +116,11 @@ class Console:
 
         def print_change(_: str, text: str) -> None:
             nonlocal last
-            if text not in ("", last) and not (once and last):
+            if text not in ("", last):
                 last = text
                 self.print_line(text)
 
         yield print_change
-
-    @contextlib.contextmanager
-    def _show_status(self, text: str) -> Iterator[Callable[[str], None]]:
-        with self.rich.status(escape_markup(text), refresh_per_second=REFRESHES_PER_S) as status:
-            self._status = status
-            try:
-                yield lambda text: status.update(escape_markup(text))
-            finally:
-                self._status = None
 
     def show_activity(self, text: str) -> contextlib.AbstractContextManager[object]:
         """Show a line while something is done that may take a while."""
@@ -188,20 +130,17 @@ class Console:
     def show_progress(
         self, spec: RunSpec, number: int, planned: int, time_left: Callable[[], str] = lambda: ""
     ) -> Iterator[Callable[[list[RankProgress]], None]]:
-        """Show the progress line of one run; the yielded function updates it from the progress of the ranks. Where a
-        line cannot be replaced, it says once that steps are slow.
+        """Show the progress line of one run; the yielded function updates it from the progress of the ranks.
 
         `time_left` formats how long the run's sweep will take from now on."""
-        head, is_debugged = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}", spec.config.debug
-        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}", is_debugged=is_debugged) as update:
+        head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
+        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}", spec.config.debug) as update:
 
             def look(ranks: list[RankProgress]) -> None:
                 if ranks and ranks[0].phase == TRIED:
                     self.print_line(f"{head}: {ranks[0].metric}")
-                    return
-                slow = "" if is_debugged else _describe_slow_step(ranks)
-                line = f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}"
-                update(line, f"{head}: {slow}" if slow else "")
+                else:
+                    update(f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}", "")
 
             yield look
 
@@ -212,7 +151,7 @@ class Console:
         """Show the progress line of `runs` runs that take turns; the yielded function updates it. Where a line cannot
         be replaced, there is one for each start, and one after the last round."""
         head = f"[{number}-{number + runs - 1}/{planned}] {runs} runs in turns"
-        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}", once=False) as update:
+        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}") as update:
 
             def look(progress: CohortProgress) -> None:
                 plain = f"{head}: {describe_start(progress)}" if progress.started and not progress.round else ""
@@ -230,8 +169,8 @@ class Console:
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
         """Show the progress line of runs that a scheduler does; the yielded function updates it on every change."""
-        with self.show_line("submitting", once=False) as update:
-            yield lambda queue: update(describe_queue(queue), describe_queue_counts(queue))
+        with self.show_line("submitting") as update:
+            yield lambda queue: update(describe_queue(queue), describe_queue(queue))
 
     def print_outcome(
         self,
@@ -371,21 +310,12 @@ class Console:
         if self._status is not None:
             self._status.stop()  # it would write over the question
         try:
-            return _read_answer(question).strip().lower() not in ("n", "no")
-        except KeyboardInterrupt:
+            return input(question).strip().lower() not in ("n", "no")
+        except (KeyboardInterrupt, EOFError):
             return True
         finally:
             if self._status is not None:
                 self._status.start()
-
-
-def _read_answer(question: str) -> str:
-    """Print a question and return the line typed in answer; empty at the end of input."""
-    print(question, end="", flush=True)
-    # Not input(): a Ctrl-C between its question and its waiting would take effect at the next key only.
-    while not select.select([sys.stdin], [], [], 0.5)[0]:
-        pass
-    return sys.stdin.readline()
 
 
 def _parenthesize(text: str) -> str:
@@ -423,14 +353,9 @@ def describe_progress(ranks: list[RankProgress], now_s: float | None = None) -> 
         parts.append(f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s")
     left_s = 0.0 if first.limit_s is None or not first.steps else first.limit_s - first.elapsed_s - since_s
     left = f"at most {estimates.format_about(left_s).removeprefix('about ')} left" if left_s >= MIN_SHOWN_LEFT_S else ""
-    return ", ".join([*parts, *filter(None, [_describe_slow_step(ranks) or left])])
-
-
-def _describe_slow_step(ranks: list[RankProgress]) -> str:
-    step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
-    if step_s is None or step_s < SLOW_STEP_S:
-        return ""
-    return f"a step takes {f'{step_s:.0f}' if step_s >= 10 else f'{step_s:.2g}'} s"
+    if first.step_s is not None and first.step_s >= SLOW_STEP_S:
+        left = f"a step takes {first.step_s:.{0 if first.step_s >= 10 else 1}f} s"
+    return ", ".join([*parts, *filter(None, [left])])
 
 
 def describe_cohort(progress: CohortProgress) -> str:
@@ -456,7 +381,7 @@ def describe_leader(progress: CohortProgress) -> str:
     return f", {progress.leader} leads: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
-def describe_queue_counts(queue: QueueState) -> str:
+def describe_queue(queue: QueueState) -> str:
     """Return a line such as `4 of 10 runs over, 2 running, 3 pending (Priority), 1 not submitted yet`."""
     runs = queue.over + queue.running + queue.pending + queue.waiting
     reason = f" ({queue.reason})" if queue.reason else ""
@@ -468,15 +393,3 @@ def describe_queue_counts(queue: QueueState) -> str:
         f"no answer from SLURM: {queue.error}" if queue.error else "",
     ]
     return ", ".join(filter(None, parts))
-
-
-def describe_queue(queue: QueueState) -> str:
-    """Return the counts of a queue, and the phases of the first running jobs."""
-    phases = []
-    for run in queue.runs[:MAX_RUNS_SHOWN]:
-        ranks = range(min(run.spec.processes, MAX_RANKS_READ))
-        progress = (read_progress(run.folder, rank) for rank in ranks)
-        first = next((rank for rank in progress if rank is not None), None)
-        if first is not None:
-            phases.append(f"{run.spec.label}: {first.phase}")
-    return "; ".join([describe_queue_counts(queue), *phases])

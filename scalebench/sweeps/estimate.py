@@ -1,5 +1,5 @@
 """Estimate how long runs take: as long as similar runs of the sweep took, else as their settings say, which holds where
-a step takes less than about a second. The plan, the time left, `sweep.max_minutes` and the time limits of jobs rest on it.
+a step takes less than about a second. The plan, the time left, `sweep.max_minutes` and limits of jobs rest on it.
 """
 
 from __future__ import annotations

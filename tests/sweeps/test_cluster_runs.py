@@ -4,10 +4,8 @@ import dataclasses
 import json
 import os
 import re
-import select
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +20,6 @@ from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import QueueState, outcome
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps import cluster_runs
-from scalebench.sweeps import console as console_module
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.plan import SweepRun
 from tests.builders.configs import SHORT_WORDS
@@ -236,7 +233,7 @@ def test_the_answer_decides(monkeypatch, answer, cancels):
         return answer
 
     assert console.confirm_cancel(3, ask=False) and console.confirm_cancel(3, ask=True), "there is no terminal here"
-    monkeypatch.setattr(console_module, "_read_answer", read_answer)
+    monkeypatch.setattr("builtins.input", read_answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     console.rich._force_terminal = True
     assert console.confirm_cancel(3, ask=True) == cancels
@@ -244,22 +241,16 @@ def test_the_answer_decides(monkeypatch, answer, cancels):
     assert console.confirm_cancel(0, ask=True) and len(questions) == 1, "without jobs there is no question"
 
 
-def test_the_question_is_not_overwritten(monkeypatch, capsys):
-    """What is typed is read up to the end of the line, and the progress line is not written over it."""
-    window, terminal = os.openpty()
-    with os.fdopen(window, "wb", buffering=0) as keys, os.fdopen(terminal) as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        console = Console()
-        console.rich._force_terminal = True
-        with console.show_queue():
-            line = console._status._live
-            keys.write(b"n\n")
-            seen, real = [], select.select
-            see = lambda *words: (seen.append(line.is_started), real(*words))[1]  # noqa: E731
-            monkeypatch.setattr(console_module, "select", SimpleNamespace(select=see))
-            assert not console.confirm_cancel(2, ask=True) and seen == [False] and line.is_started
-        assert not line.is_started and console._status is None
-    assert "cancel all 2 jobs? Otherwise they keep running [Y/n] " in capsys.readouterr().out
+def test_the_question_is_not_overwritten(monkeypatch):
+    """The progress line is not written over the question."""
+    console, seen = Console(), []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    console.rich._force_terminal = True
+    with console.show_queue():
+        line = console._status._live
+        monkeypatch.setattr("builtins.input", lambda question: seen.append(line.is_started) or "n")
+        assert not console.confirm_cancel(2, ask=True) and seen == [False] and line.is_started
+    assert not line.is_started and console._status is None
 
 
 def test_clusters_are_not_mixed(tmp_path):

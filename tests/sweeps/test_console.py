@@ -12,9 +12,8 @@ from rich.console import Console as RichConsole
 from scalebench.core.probe_record import CollectiveRecord, ProbeRecord, TransferRecord
 from scalebench.core.result import Phases, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
-from scalebench.measure.progress import ProgressFile, RankProgress
+from scalebench.measure.progress import RankProgress
 from scalebench.runner.jobs import QueueState
-from scalebench.runner.parent import RunRequest
 from scalebench.sweeps import console as consoles
 from scalebench.sweeps.cohort import CohortProgress
 from scalebench.sweeps.plan import SweepRun
@@ -178,11 +177,7 @@ def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys):
     """With how long the rest of a sweep will take; debugging keeps the terminal free."""
     with consoles.Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
         on_look([RankProgress(0, 1, "warmup", 0.0)])
-        for elapsed_s in (12.0, 24.0):
-            on_look([RankProgress(0, 1, "measure", time.time(), 1, 1.0, elapsed_s, step_s=12.0)])
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == "[2/3] simulated gpus=2 ... (about 5 s left)"
-    assert second == "[2/3] simulated gpus=2: a step takes 12 s", "once"
+    assert capsys.readouterr().out == "[2/3] simulated gpus=2 ... (about 5 s left)\n"
     console = terminal_console()
     with console.show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
         on_look([RankProgress(0, 1, "warmup", time.time())])
@@ -253,16 +248,4 @@ def test_queue_counts_omit_what_is_zero():
         ({"over": 2}, "2 of 2 runs over"),
         ({"pending": 1, "error": "timed out"}, "0 of 1 run over, 1 pending, no answer from SLURM: timed out"),
     ):
-        assert consoles.describe_queue_counts(queue(**parts)) == line
-
-
-def test_the_first_running_jobs_show_their_phase(tmp_path):
-    """A job without a progress file has no phase; a line has room for two jobs, not for the third."""
-    runs = []
-    for number, gpus in enumerate((1, 2, 4)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        runs.append(RunRequest(number, simulated_spec(gpus=gpus), folder))
-        if number:
-            ProgressFile(folder, 0, 1).enter_phase("warmup")
-    assert consoles.describe_queue(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; simulated gpus=2: warmup"
+        assert consoles.describe_queue(queue(**parts)) == line

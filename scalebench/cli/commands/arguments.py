@@ -111,24 +111,8 @@ def make_console() -> Console:
     return console
 
 
-def complete_words(line: str, parsers: Mapping[str, CommandParser]) -> list[str] | None:
-    """Return what can follow a command line in the shell: commands as its first word, then the options of a command,
-    which `parsers` have. None where the words are settings, which Hydra completes."""
-    words = line.split()[1:]
-    current = words.pop() if words and not line.endswith(" ") else ""
-    if not words:
-        return [name for name in parsers if name.startswith(current)] if "=" not in current else None
-    if words[0] not in parsers:
-        return None
-    parser = parsers[words[0]]
-    options = [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
-    return [word for word in (*parser.completions, *options) if word.startswith(current)]
-
-
 class CommandParser(argparse.ArgumentParser):
     """Raises InputError where argparse would print its usage and exit. No abbreviated options."""
-
-    completions: Sequence[str] = ()  # values of its first argument, for the shell
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})

@@ -34,7 +34,6 @@ LAST_TITLES = ("of the studies", "for tests of scalebench")  # strategies of the
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.completions = tuple(LIST_KINDS)
     parser.add_argument("kind", metavar="KIND", nargs="?", help=", ".join(LIST_KINDS))
     parser.add_argument("name", metavar="NAME", nargs="?", help="one entry, with its options and their defaults")
     parser.add_argument("--all", action="store_true", help="also the strategies of earlier studies, and for tests")

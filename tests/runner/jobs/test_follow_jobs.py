@@ -18,7 +18,7 @@ from scalebench.runner import parent as run_module
 from scalebench.runner.jobs import PlannedJob, follow, outcome
 from scalebench.runner.jobs.job import JobRuns
 from scalebench.runner.jobs.submit import LIMIT_PAUSE_S, RETRY_PAUSES_S
-from scalebench.sweeps.console import describe_queue_counts
+from scalebench.sweeps.console import describe_queue
 from tests.runner.jobs.fake_scheduler import (
     SUCCESSFUL,
     Scheduler,
@@ -279,7 +279,7 @@ def test_a_limit_on_submitted_jobs_is_waited_for(tmp_path):
     sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL, *[limit] * 60, SUCCESSFUL]))
     assert [result.status for _, result in sweep.ends(sweep.requests(2))] == ["ok", "ok"]
     assert sweep.scheduler.now_s >= 60 * LIMIT_PAUSE_S, "longer than for a controller that restarts"
-    lines = [describe_queue_counts(queue) for queue in sweep.states_reported]
+    lines = [describe_queue(queue) for queue in sweep.states_reported]
     assert any("1 not submitted yet (AssocMaxSubmitJobLimit)" in line for line in lines)
     assert "Limit" not in lines[-1]
 
