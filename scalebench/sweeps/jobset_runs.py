@@ -23,8 +23,7 @@ from scalebench.core.spec import RunSpec, write_spec
 from scalebench.core.untrusted import clean_text
 from scalebench.runner.collect import RunOutcome, with_job_outcome
 from scalebench.runner.jobs.follow import JobResult
-from scalebench.runner.jobs.job import PlannedJob, QueueState
-from scalebench.runner.jobs.outcome import write_result_for
+from scalebench.runner.jobs.job import PlannedJob, QueueState, write_result_for
 from scalebench.runner.launchers.agents import LOST
 from scalebench.runner.parent import RunRequest
 from scalebench.sweeps.estimate import estimate_s

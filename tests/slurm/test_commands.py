@@ -1,9 +1,7 @@
 """The commands of SLURM 22.05: their output and errors, a partition, states of jobs, and polling."""
 
-import functools
 import re
 import string
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,20 +9,7 @@ from hypothesis import strategies as st
 
 from scalebench.cluster import commands
 from scalebench.cluster.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, classify_error
-from scalebench.cluster.job_states import (
-    END_STATES,
-    MAX_LATE_ANSWERS,
-    MAX_POLL_INTERVAL_S,
-    SACCT_FIELDS,
-    SQUEUE_FIELDS,
-    JobState,
-    JobStatePoller,
-    classify_end,
-    is_over,
-    parse_scontrol,
-    parse_table,
-    why_never_starts,
-)
+from scalebench.cluster.job_states import JobState, classify_end, is_over, parse_states, query_jobs, why_never_starts
 from scalebench.cluster.partition import (
     SINFO_FORMAT,
     PartitionNode,
@@ -153,32 +138,26 @@ def test_limits_of_a_job(tools, max_nodes, expected):
     assert read_partition(tools.slurm, "alpha").accounts is None
 
 
-parse_squeue = functools.partial(parse_table, fields=SQUEUE_FIELDS)
-parse_sacct = functools.partial(parse_table, fields=SACCT_FIELDS)
 PRINTED = dict(read_golden("jobs"))
 
 
-def test_what_squeue_sacct_and_scontrol_print():
+def test_what_squeue_and_sacct_print():
     """Older versions write local times."""
-    states = parse_squeue(PRINTED["squeue"])
+    states = parse_states(PRINTED["squeue"])
     assert states["5"] == JobState("5", "PENDING", "PartitionNodeLimit", submitted_at_s=1795232069.0, limit="1:00:00")
-    assert states["17"] == JobState("17", "TIMEOUT", "TimeLimit", "h[1-2]", None, 1795232248.0, 1795232200.0, "1:00")
+    assert states["17"] == JobState("17", "TIMEOUT", "TimeLimit", "h[1-2]", 1795232248.0, 1795232200.0, "1:00")
     assert states["7"].reason is None
     assert states["13"].started_at_s is None, "the time of the cancellation is no start"
     array = states["20_[1-9%2]"]
     assert array.reason == "Nodes required for job are DOWN, DRAINED or reserved|(x)" and array.started_at_s is None
-    (old,) = parse_squeue("7|RUNNING|h1|2026-11-21T03:34:29|2026-11-21T03:34:09|1:00|None").values()
+    (old,) = parse_states("7|RUNNING|h1|2026-11-21T03:34:29|2026-11-21T03:34:09|1:00|None").values()
     assert old.started_at_s is not None and old.submitted_at_s == old.started_at_s - 20
-    states = parse_sacct(PRINTED["sacct"])
+    states = parse_states(PRINTED["sacct"])
     assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are not jobs"
-    assert (states["2"].state, states["2"].cancelled_by, states["2"].node_list) == ("CANCELLED", "1000", None)
-    assert (states["14"].exit_code, states["14"].started_at_s) == ("0:9", 1795232248.0)
+    assert (states["2"].state, states["2"].node_list, states["14"].started_at_s) == ("CANCELLED", None, 1795232248.0)
     assert states["30+0"].state == "CANCELLED"
-    failed = JobState("25", "FAILED", "JobLaunchFailure", "h1", "0:53", 1795232687.0, 1795232686.0, "00:01:00")
-    pending = JobState("26", "PENDING", "Priority", None, "0:0", None, 1795232686.0, "UNLIMITED")
-    assert parse_scontrol(PRINTED["scontrol"]) == {"25": failed, "26": pending}
     for text in ("", "No jobs in the system\n", "slurm_load_jobs error: Invalid job id\n", "12|RUNNING\n", "||||||\n"):
-        assert parse_squeue(text) == parse_sacct(text) == parse_scontrol(text) == {}
+        assert parse_states(text) == {}
 
 
 texts = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size=0, max_size=12)
@@ -186,23 +165,19 @@ texts = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size
 
 @given(st.integers(1, 10**9), texts, texts, texts, st.text("abc|,= ()\t", max_size=20))
 def test_any_text_about_a_job_is_parsed(number, state, nodes, at, reason):
-    for states in (
-        parse_squeue(f"{number}|{state}|{nodes}|{at}|{at}|{at}|{reason}"),
-        parse_sacct(f"{number}|{state}|{at}|{nodes}|{at}|{at}|{at}"),
-    ):
+    line = f"{number}|{state}|{nodes}|{at}|{at}|{at}"
+    for states in (parse_states(f"{line}|{reason}"), parse_states(line)):
         (job,) = states.values()
         assert job.job_id == str(number) and isinstance(is_over(job), bool)
-        status, line = classify_end(job)
-        assert status in STATUSES and str(number) in line and "\n" not in line
-    assert set(parse_scontrol(f"JobId={number} JobState=RUNNING Reason={reason} TimeLimit={at}")) == {str(number)}
+        status, text = classify_end(job)
+        assert status in STATUSES and str(number) in text and "\n" not in text
 
 
 def test_the_end_of_a_job_is_one_line():
     for end, line in read_golden("ends"):
-        (job,) = parse_sacct(line).values()
+        (job,) = parse_states(line).values()
         assert ": ".join(classify_end(job)) == end
-    assert not is_over(JobState("12", "TELEPORTED")) and not is_over("COMPLETING") and is_over("TIMEOUT")
-    assert all(is_over(JobState("12", state)) for state in END_STATES)
+    assert [is_over(JobState("12", name)) for name in ("TELEPORTED", "COMPLETING", "TIMEOUT")] == [False, False, True]
 
 
 def test_some_pending_jobs_can_never_start():
@@ -219,130 +194,18 @@ def test_some_pending_jobs_can_never_start():
         assert why_never_starts(JobState("12", state, "PartitionConfig")) is None
 
 
-DISABLED = "Slurm accounting storage is disabled"
-
-
-def squeue(**states):
-    return "".join(f"{job[1:]}|{state}|h1|1795232248|1795232200|1:00|None\n" for job, state in states.items())
-
-
-def sacct(**states):
-    return "".join(f"{job[1:]}|{state}|0:0|h1|1795232248|1795232200|1:00\n" for job, state in states.items())
-
-
-class Followed:
-    """Jobs that are followed on a clock of the test; each command of SLURM has one answer until that is changed."""
-
-    def __init__(self, interval_s=5.0, **answers):
-        self.answers, self.calls, self.now_s = answers, [], 100.0
-        self._poller = JobStatePoller(self, interval_s, lambda: self.now_s)
-
-    def has(self, name):
-        return name in self.answers
-
-    def run(self, name, *arguments):
-        self.calls.append((name, *arguments))
-        if isinstance(self.answers[name], Exception):
-            raise self.answers[name]
-        return self.answers[name]
-
-    @property
-    def commands(self):
-        return [call[0] for call in self.calls]
-
-    def poll(self, *job_ids, after_s=0.0):
-        self.now_s += after_s
-        states = {job_id: state.state for job_id, state in self._poller.look(job_ids).items()}
-        assert self._poller.queries == len(self.calls)
-        return states
-
-
-def test_one_query_an_interval_for_all_jobs_that_are_not_over():
-    jobs = [str(number) for number in range(100)]
-    slurm = Followed(squeue=squeue(**{f"j{job}": "RUNNING" for job in jobs}), sacct="")
-    assert all(len(slurm.poll(*jobs, after_s=0.5)) == 100 for _ in range(40))
-    assert slurm.commands == ["squeue"] * 4
-    slurm = Followed(squeue=squeue(j1="COMPLETED", j2="RUNNING"), sacct="")
-    assert slurm.poll("1", "2") == {"1": "COMPLETED", "2": "RUNNING"}
-    slurm.answers["squeue"] = squeue(j2="TIMEOUT")
-    assert slurm.poll("1", "2", after_s=5.0) == {"1": "COMPLETED", "2": "TIMEOUT"}
-    assert slurm.poll("1", "2", after_s=50.0) == {"1": "COMPLETED", "2": "TIMEOUT"} and len(slurm.calls) == 2
-    assert slurm.poll() == {}
-
-
-def test_sacct_is_queried_for_jobs_that_left_the_queue_and_others_are_followed_while_it_is_down():
-    running = {"j1": "RUNNING", "j2": "RUNNING", "j3": "RUNNING"}
-    slurm = Followed(squeue=squeue(**running), sacct=sacct(j1="FAILED", j2="RUNNING"))
-    slurm.poll("1", "2", "3")
-    slurm.answers["squeue"] = squeue(j3="RUNNING")
-    states = [slurm.poll("1", "2", "3", after_s=5.0) for _ in range(2)]
-    slurm.answers["sacct"] = sacct(j1="FAILED", j2="COMPLETED")
-    states += [slurm.poll("1", "2", "3", after_s=5.0) for _ in range(2)]
-    assert slurm.commands == ["squeue", "squeue", "sacct", "squeue", "sacct"], "one at a time, alternating"
-    assert slurm.calls[2][-1] == "--jobs=1,2" and slurm.calls[4][-1] == "--jobs=2"
-    assert [each["2"] for each in states] == ["RUNNING", "RUNNING", "RUNNING", "COMPLETED"], "sacct was behind"
-    assert states[-1] == {"1": "FAILED", "2": "COMPLETED", "3": "RUNNING"}
-    slurm = Followed(squeue=squeue(j2="RUNNING"), sacct=SlurmUnreachable("Connection refused"), scontrol="")
-    assert all(slurm.poll("1", "2", after_s=5.0) == {"2": "RUNNING"} for _ in range(6))
-    slurm.answers["sacct"] = sacct(j1="TIMEOUT")
-    states = [slurm.poll("1", "2", after_s=5.0) for _ in range(2)][-1]
-    assert states == {"1": "TIMEOUT", "2": "RUNNING"} and "scontrol" not in slurm.commands
-
-
-@pytest.mark.parametrize("answer", ["", sacct(j1="RUNNING")])
-def test_a_job_whose_end_is_never_reported_is_dropped(answer):
-    slurm = Followed(squeue=squeue(j1="RUNNING"), sacct=answer)
-    slurm.poll("1")
-    slurm.answers["squeue"] = ""
-    polls = 0
-    while slurm.poll("1", after_s=5.0):
-        polls += 1
-        assert polls < 50
-    assert slurm.commands.count("sacct") == MAX_LATE_ANSWERS
-    queries = len(slurm.calls)
-    assert slurm.poll("1", after_s=5.0) == {} and len(slurm.calls) == queries + 1, "callers count answers without it"
-
-
-def test_without_accounting_or_an_interval_all_commands_are_used():
-    answers = {"sacct": SlurmError(DISABLED), "scontrol": "JobId=1 JobState=COMPLETED NodeList=h1\n"}
-    slurm = Followed(squeue="", **answers)
-    assert [slurm.poll("1", "2", after_s=5.0) for _ in range(5)][-1] == {"1": "COMPLETED"}
-    assert slurm.commands.count("sacct") == 1 and slurm.commands.count("scontrol") >= 2
-    slurm = Followed(squeue=squeue(j1="RUNNING"), scontrol="")
-    slurm.poll("1")
-    slurm.answers["squeue"] = ""
-    assert [slurm.poll("1", after_s=5.0) for _ in range(4)][-1] == {} and "sacct" not in slurm.commands
-    slurm = Followed(0.0, squeue=squeue(j2="RUNNING"), sacct=sacct(j1="FAILED"))
-    assert slurm.poll("1", "2", "3") == {"1": "FAILED", "2": "RUNNING"} and slurm.commands == ["squeue", "sacct"]
-    slurm = Followed(0.0, squeue="", sacct=SlurmError(DISABLED), scontrol="JobId=1 JobState=FAILED\n")
-    assert slurm.poll("1") == {"1": "FAILED"}
-    slurm = Followed(scontrol="JobId=1 JobState=RUNNING NodeList=h1\n")  # in place of a missing squeue
-    assert slurm.poll("1") == {"1": "RUNNING"} and slurm.commands == ["scontrol"]
-    assert slurm.calls[-1] == ("scontrol", "--oneliner", "show", "job", "1"), "not the jobs of all users"
-
-
-def test_a_controller_that_does_not_answer_is_queried_less_often():
-    slurm = Followed(squeue=squeue(j1="RUNNING"), sacct="")
-    slurm.poll("1")
-    slurm.answers["squeue"] = SlurmUnreachable("Unable to contact slurm controller")
-    failed_at_s = []
-    while slurm.now_s < 700.0:
-        try:
-            assert slurm.poll("1", after_s=1.0) == {"1": "RUNNING"}, "between two queries the last known state"
-        except SlurmUnreachable:
-            failed_at_s.append(slurm.now_s)
-    pauses_s = [after - before for before, after in pairwise(failed_at_s)]
-    assert pauses_s[:3] == [10.0, 20.0, 40.0] and set(pauses_s[3:]) == {MAX_POLL_INTERVAL_S}
-    slurm.answers["squeue"] = squeue(j1="COMPLETED")
-    assert slurm.poll("1", after_s=MAX_POLL_INTERVAL_S) == {"1": "COMPLETED"}
-
-
-def test_the_arguments_of_the_queries(tools):
+def test_states_are_those_of_the_queue_or_of_accounting(tools):
     tools.put("squeue", out="1|RUNNING|h1|1795232248|1795232200|1:00|None\n")
-    tools.put("sacct", out="2|FAILED|1:0|h1|1795232248|1795232200|00:01:00\n")
-    states = JobStatePoller(tools.slurm, 0.0).look(["1", "2"])
-    assert (states["1"].state, states["2"].state, states["2"].exit_code) == ("RUNNING", "FAILED", "1:0")
+    tools.put("sacct", out="2|FAILED|h1|1795232248|1795232200|00:01:00\n3|RUNNING|h1|1|1|1:00\n")
+    states = query_jobs(tools.slurm, ["1", "2", "3"])
+    assert {job_id: state.state for job_id, state in states.items()} == {"1": "RUNNING", "2": "FAILED"}, "it is behind"
     (queue,), (accounting,) = tools.calls("squeue"), tools.calls("sacct")
     assert "--states=all" in queue and "--user=" in queue
     assert "--job" not in queue, "squeue fails for numbers of jobs that left the queue"
-    assert "--jobs=2" in accounting and "--allocations" in accounting
+    assert "--jobs=2,3" in accounting and "--allocations" in accounting
+    assert query_jobs(tools.slurm, ["1"]).keys() == {"1"} and len(tools.calls("sacct")) == 1
+    tools.put("sacct", err="Slurm accounting storage is disabled\n", code=1)
+    assert query_jobs(tools.slurm, ["1", "2"]).keys() == {"1"}
+    tools.put("squeue", err="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
+    with pytest.raises(SlurmUnreachable, match="Unable to contact slurm controller"):
+        query_jobs(tools.slurm, ["1"])

@@ -17,7 +17,8 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import write_spec
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs import QueueState, outcome
+from scalebench.runner.jobs import QueueState
+from scalebench.runner.jobs.job import write_result_for
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.console import Console
@@ -56,7 +57,7 @@ class LocalCluster:
         self._yielded, self.unfinished = self._yielded + 1, self.unfinished - 1
         request = self._left.pop()
         if LocalCluster.cancelled:
-            return request, outcome.write_result_for(request, RunOutcome("cancelled", "cancelled"))
+            return request, write_result_for(request, RunOutcome("cancelled", "cancelled"))
         return request, run_spec(without_nodes(request.spec), request.folder)
 
     def cancel(self):

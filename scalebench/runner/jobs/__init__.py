@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalebench.runner.jobs.follow import JobFollower as JobFollower
+from scalebench.runner.jobs.follow import find_jobsets as find_jobsets
+from scalebench.runner.jobs.follow import find_running_jobs as find_running_jobs
 from scalebench.runner.jobs.job import PlannedJob as PlannedJob
 from scalebench.runner.jobs.job import QueueState as QueueState
-from scalebench.runner.jobs.recover import find_jobsets as find_jobsets
-from scalebench.runner.jobs.recover import find_running_jobs as find_running_jobs

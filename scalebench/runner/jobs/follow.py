@@ -1,51 +1,52 @@
-"""Follows jobs to their results: checks their folders often, and queries the scheduler less often."""
+"""Submits jobs of SLURM and follows them to their results; finds those of a program that has ended."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from pathlib import Path
 
-from scalebench.cluster.commands import Slurm, SlurmError
-from scalebench.cluster.job_states import JobState, JobStatePoller, is_over, why_never_starts
+from scalebench.cluster.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, SubmitLimit
+from scalebench.cluster.job_states import is_over, query_jobs, why_never_starts
+from scalebench.cluster.jobset import is_on_pods
+from scalebench.cluster.kubectl import Kubectl, KubectlError
+from scalebench.cluster.submit import Submission, read_submission, write_submission
 from scalebench.core import process
+from scalebench.core.errors import InputError
+from scalebench.core.folder_lock import refuse_folder_with_result
+from scalebench.core.json_files import write_json
 from scalebench.core.result import Result
+from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_RUNS_FILE, RESULT_FILE, RunKey, is_owned, remove_leftovers
+from scalebench.core.spec import RunSpec, read_spec, write_spec
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs import outcome as job_results
-from scalebench.runner.jobs.job import PlannedJob, QueueState, SubmittedJob
-from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
+from scalebench.runner.jobs import job as jobs_of_slurm
+from scalebench.runner.jobs.job import Job, JobRuns, PlannedJob, QueueState
 from scalebench.runner.parent import RunRequest
 
 POLL_INTERVAL_S = 0.5  # between two checks of the folders
+QUERY_INTERVAL_S = 5.0  # between two queries of the scheduler
+RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before further tries to submit; the controller may just be restarting
+LIMIT_PAUSE_S = 30.0  # before the next try where the user or the cluster has too many jobs
 RESULT_LIMIT_S = 10.0  # for a result to appear in a shared folder after the scheduler reports the job as over
 # The same of a job that ended by itself, and so has left results: an NFS client may not see new files for a minute.
 COMPLETED_RESULT_LIMIT_S = 90.0
 EXPLAIN_LIMIT_S = 60.0  # for the scheduler to explain a result that is not ok
-MAX_UNKNOWN = 8  # consecutive answers without a job that was in no answer before
+MAX_UNLISTED = 8  # consecutive answers without a job before it counts as lost: accounting may be a little behind
 CANCEL_LIMIT_S = 60.0  # for jobs to end after they are cancelled
 SILENCE_LIMIT_S = 3600.0  # for the scheduler not to answer, while no result comes in either
+MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 
 JobResult = tuple[RunRequest, Result]
-
-
-class JobWatcher(Protocol):
-    """The part of JobStatePoller that is needed here."""
-
-    queries: int
-
-    def look(self, job_ids: Sequence[str]) -> dict[str, JobState]: ...
+SubmitFunction = Callable[[Sequence[RunSpec], Path], Submission]
 
 
 def sleep_until_cancelled(seconds: float) -> None:
     """Sleep; KeyboardInterrupt at Ctrl-C and SIGTERM."""
     if process.cancelled.wait(seconds):
         raise KeyboardInterrupt
-
-
-def limit_result_wait_s(state: JobState | None) -> float:
-    """Return how long to wait for the results of a job that is over."""
-    return COMPLETED_RESULT_LIMIT_S if state is not None and state.state == "COMPLETED" else RESULT_LIMIT_S
 
 
 class JobFollower:
@@ -62,17 +63,17 @@ class JobFollower:
         on_change: Callable[[QueueState], None] = lambda queue: None,
         *,
         submit: SubmitFunction,
-        watcher: JobWatcher | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = sleep_until_cancelled,
     ) -> None:
-        self._slurm, self._max_jobs, self._on_change = slurm, max_jobs, on_change
-        self._watcher = watcher or JobStatePoller(slurm, clock=clock)
+        self._slurm, self._max_jobs, self._on_change, self._submit = slurm, max_jobs, on_change, submit
         self._clock, self._pause = clock, pause
-        self._submitter = Submitter(submit, clock)
-        self._jobs: list[SubmittedJob] = []
+        self._waiting: deque[PlannedJob] = deque()
+        self._limit: str | None = None  # on submitted jobs, because of which the first one waits
+        self._tries, self._next_submission_s = 0, clock()
+        self._jobs: list[Job] = []
         self._ready: deque[JobResult] = deque()
-        self._done, self._next_check_s = 0, clock()
+        self._done, self._next_check_s, self._next_query_s = 0, clock(), clock()
         self._reported: QueueState | None = None
         self._error: str | None = None  # why the scheduler did not answer last time
         self._silent_since_s = clock()
@@ -80,8 +81,8 @@ class JobFollower:
 
     @property
     def unfinished(self) -> int:
-        """Return the number of jobs that have been submitted and have no result yet."""
-        return len({job.id for job in self._jobs})
+        """Return the number of jobs that have been submitted and have runs without a result."""
+        return len(self._jobs)
 
     def follow(self, jobs: Sequence[PlannedJob] = (), adopted: Sequence[RunRequest] = ()) -> Iterator[JobResult]:
         """Submit these jobs, and yield each of their runs with its result as soon as there is one, and so those of
@@ -90,9 +91,11 @@ class JobFollower:
         InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
         as they are, and the iterator continues when it is called again.
         """
-        self._submitter.add(jobs)
+        for request in (request for job in jobs for request in job.requests):
+            refuse_folder_with_result(request.folder)
+        self._waiting += jobs
         for request in adopted:
-            self._settle(request, adopt_job(request))
+            self._adopt(request)
         return iter(self._next, None)
 
     def cancel(self) -> None:
@@ -101,97 +104,138 @@ class JobFollower:
         process.cancelled.clear()
         self._cancelled_s = self._clock()
         with process.defer_signals():
-            while self._submitter.waiting:
-                outcome = RunOutcome("cancelled", "cancelled before it was submitted")
-                for request in self._submitter.waiting.popleft().requests:
-                    self._settle(request, job_results.write_result_for(request, outcome))
+            while self._waiting:
+                self._settle(
+                    self._waiting.popleft().requests, RunOutcome("cancelled", "cancelled before it was submitted")
+                )
         self._scancel([job for job in self._jobs if job.over_s is None])
 
     def _next(self) -> JobResult | None:
         while not self._ready:
-            if not self._submitter.waiting and not self._jobs:
+            if not self._waiting and not self._jobs:
                 self._report()
                 return None
-            submitted = self._submit_one()
+            submitted = self._submit_next()
             if self._clock() >= self._next_check_s:
-                self._check_jobs()
+                self._query()
+                with process.defer_signals():
+                    for job in [*self._jobs]:
+                        self._check(job)
                 self._next_check_s = self._clock() + POLL_INTERVAL_S
                 self._report()
             if not self._ready and not submitted:
                 self._pause(POLL_INTERVAL_S)
         return self._ready.popleft()
 
-    def _submit_one(self) -> bool:
-        full = self._max_jobs is not None and self.unfinished >= self._max_jobs
-        if full or not self._submitter.ready:
-            return False
-        with process.defer_signals():  # a job whose id was lost would go on unnoticed
-            submitted = self._submitter.next()
-            for request, job in submitted:
-                self._settle(request, job)
-        return bool(submitted)
+    def _settle(self, requests: Sequence[RunRequest], outcome: RunOutcome) -> None:
+        """Write the results of runs that have no job."""
+        self._ready += [(each, jobs_of_slurm.write_result_for(each, outcome)) for each in requests]
+        self._done += len(requests)
 
-    def _check_jobs(self) -> None:
-        self._query()
-        with process.defer_signals():
-            for job in list(self._jobs):
-                result = self._final_result(job)
-                if result is not None:
-                    self._jobs.remove(job)
-                    self._settle(job.request, result)
+    # Jobs are submitted.
+
+    def _submit_next(self) -> bool:
+        """Submit the first job that waits, if it is time for that; return whether it waits no longer."""
+        is_full = self._max_jobs is not None and self.unfinished >= self._max_jobs
+        if not self._waiting or is_full or self._clock() < self._next_submission_s:
+            return False
+        job = self._waiting[0]
+        with process.defer_signals():  # a job whose id was lost would go on unnoticed
+            try:
+                prepare_job_folders(job)
+                submission = self._submit([request.spec for request in job.requests], job.folder)
+                for request in job.requests:
+                    own = replace(submission, job_folder=os.path.relpath(job.folder, request.folder))
+                    write_submission(own, request.folder)
+            except SubmitLimit as error:
+                self._limit, self._next_submission_s = str(error), self._clock() + LIMIT_PAUSE_S
+                return False
+            except JobRefused as error:
+                self._settle(job.requests, RunOutcome("unsupported", str(error)))
+            except (SlurmError, InputError, OSError) as error:
+                # After all pauses each of the remaining jobs has one try.
+                if isinstance(error, SlurmUnreachable) and self._tries < len(RETRY_PAUSES_S):
+                    self._next_submission_s = self._clock() + RETRY_PAUSES_S[self._tries]
+                    self._tries += 1
+                    return False
+                self._settle(job.requests, RunOutcome("failed", f"it could not be submitted: {error}"))
+            else:
+                self._tries, self._limit = 0, None
+                self._jobs.append(Job(submission, job.folder, job.requests))
+            self._waiting.popleft()
+        return True
+
+    def _adopt(self, request: RunRequest) -> None:
+        """Follow the job of a run that an earlier program submitted; the run has failed where that left no job.json."""
+        reason = f"{request.folder} holds no {JOB_FILE}, so that its job cannot be followed"
+        try:
+            submission = read_submission(request.folder)
+        except InputError as error:
+            submission, reason = None, str(error)
+        if submission is None:
+            self._settle([request], RunOutcome("failed", reason))
+        elif job := next((job for job in self._jobs if job.id == submission.job_id), None):
+            job.runs.append(request)
+        else:
+            folder = Path(os.path.normpath(request.folder / submission.job_folder))
+            self._jobs.append(Job(submission, folder, [request]))
+
+    # They are followed.
 
     def _query(self) -> None:
-        """Query the states of all jobs; the watcher decides whether it is time for that."""
-        ids = list(dict.fromkeys(job.id for job in self._jobs))
-        before = self._watcher.queries
+        """Query the states of all jobs, if it is time for that."""
+        jobs = [job for job in self._jobs if job.over_s is None]
+        now_s = self._clock()
+        if not jobs or now_s < self._next_query_s:
+            return
+        self._next_query_s = now_s + QUERY_INTERVAL_S
         try:
-            states = self._watcher.look(ids) if ids else {}
+            states = query_jobs(self._slurm, [job.id for job in jobs])
         except SlurmError as error:
-            self._silent_since_s = self._silent_since_s if self._error else self._clock()
+            self._silent_since_s = self._silent_since_s if self._error else now_s
             self._error = str(error)
             return
-        if self._watcher.queries == before:
-            return
         self._error = None
-        for job in self._jobs:
-            if (state := states.get(job.id)) is None:
-                job.unknown_count += 1
-                # The watcher itself does not leave out a job too early.
-                has_ended = job.state is not None or job.unknown_count >= MAX_UNKNOWN
-            else:
-                job.state, job.unknown_count, has_ended = state, 0, is_over(state)
-                why = None if has_ended or job.never_starts else why_never_starts(state)
-                if why is not None and self._scancel([job]):
-                    job.never_starts = why
-            if has_ended and job.over_s is None:
-                job.over_s = self._clock()
+        for job in jobs:
+            job.unlisted = 0 if job.id in states else job.unlisted + 1
+            job.state = states.get(job.id, job.state)
+            if job.unlisted >= MAX_UNLISTED or (job.state is not None and is_over(job.state)):
+                job.over_s = now_s
+            elif job.state is not None and job.never_starts is None:
+                why = why_never_starts(job.state)
+                job.never_starts = why if why is not None and self._scancel([job]) else None
         if self._cancelled_s is not None:  # the scheduler may have refused an earlier scancel
-            self._scancel([job for job in self._jobs if job.over_s is None and not job.cancelled])
+            self._scancel([job for job in jobs if job.over_s is None and not job.cancelled])
 
-    def _final_result(self, job: SubmittedJob) -> Result | None:
-        """Return the result of a job, once it will not change any more."""
+    def _check(self, job: Job) -> None:
+        """Take the results of the runs of a job that will not change any more."""
+        for request in [*job.runs]:
+            if (result := self._final_result(job, request)) is not None:
+                job.runs.remove(request)
+                self._done += 1
+                self._ready.append((request, result))
+        if not job.runs:
+            self._jobs.remove(job)
+
+    def _final_result(self, job: Job, request: RunRequest) -> Result | None:
         now_s = self._clock()
-        if job.result is None:
-            job.result, job.result_s = job_results.read_job_result(job.request.folder, fresh=not job.pending), now_s
-        result = job.result
+        result = jobs_of_slurm.read_job_result(request.folder)
         if result is not None:
-            waits = (
-                job_results.scheduler_may_explain(result)
-                and job.over_s is None
-                and now_s - job.result_s < EXPLAIN_LIMIT_S
-            )
-            return None if waits else job_results.amend_result(result, job, self._slurm)
-        if job.never_starts is not None:
-            return job_results.write_result_for(
-                job.request, RunOutcome("unsupported", job.never_starts), self._slurm, job
-            )
-        if job.over_s is not None:  # a job that never ran has left nothing
-            may_appear = job.state is None or not is_over(job.state) or job.ran
-            if may_appear and now_s - job.over_s < limit_result_wait_s(job.state):
+            waited_s = now_s - job.result_s.setdefault(request.folder, now_s)
+            may_change = jobs_of_slurm.scheduler_may_explain(result) and job.over_s is None
+            if may_change and waited_s < EXPLAIN_LIMIT_S:
                 return None
-            return job_results.write_missing_result(job, self._slurm)
+            return jobs_of_slurm.amend_result(result, job, request, self._slurm)
+        if job.never_starts is not None:
+            outcome = RunOutcome("unsupported", job.never_starts)
+        elif job.over_s is not None:  # a job that never ran has left nothing
+            is_completed = job.state is not None and job.state.state == "COMPLETED"
+            limit_s = COMPLETED_RESULT_LIMIT_S if is_completed else RESULT_LIMIT_S
+            if job.ran and now_s - job.over_s < limit_s:
+                return None
+            return jobs_of_slurm.write_missing_result(job, request, self._slurm)
         # The scheduler has reported nothing of the job for too long.
-        if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
+        elif self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
             silence = f"after {CANCEL_LIMIT_S:g} s SLURM still did not report job {job.id} as over"
             outcome = RunOutcome("cancelled", f"cancelled; {silence}: scancel {job.id}")
         elif self._error is not None and now_s - self._silent_since_s >= SILENCE_LIMIT_S:
@@ -199,14 +243,13 @@ class JobFollower:
             outcome = RunOutcome("failed", reason)
         else:
             return None
-        return job_results.write_result_for(job.request, outcome, self._slurm, job)
+        return jobs_of_slurm.write_result_for(request, outcome, self._slurm, job)
 
-    def _scancel(self, jobs: Sequence[SubmittedJob]) -> bool:
+    def _scancel(self, jobs: Sequence[Job]) -> bool:
         """Cancel jobs; return whether the scheduler accepted that."""
-        if not jobs:
-            return True
         try:
-            self._slurm.run("scancel", *dict.fromkeys(job.id for job in jobs))
+            if jobs:
+                self._slurm.run("scancel", *(job.id for job in jobs))
         except SlurmError as error:
             self._error = str(error)
             return False
@@ -214,26 +257,95 @@ class JobFollower:
             job.cancelled = True
         return True
 
-    def _settle(self, request: RunRequest, job: SubmittedJob | Result) -> None:
-        if isinstance(job, SubmittedJob):
-            self._jobs.append(job)
-        else:
-            self._done += 1
-            self._ready.append((request, job))
-
     def _report(self) -> None:
-        waiting = sum(len(job.requests) for job in self._submitter.waiting)
         pending = [job for job in self._jobs if job.pending]
         reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
         now = QueueState(
-            waiting,
-            len(pending),
+            sum(len(job.requests) for job in self._waiting),
+            sum(len(job.runs) for job in pending),
             reason=next((reason for reason, _ in reasons.most_common(1)), None),
-            runs=tuple(job.request for job in self._jobs if not job.pending),
+            runs=tuple(request for job in self._jobs if not job.pending for request in job.runs),
             over=self._done,
             error=self._error,
-            limit=self._submitter.limit if waiting else None,
+            limit=self._limit if self._waiting else None,
         )
         if now.runs or now != self._reported:
             self._reported = now
             self._on_change(now)
+
+
+def prepare_job_folders(job: PlannedJob) -> None:
+    """Prepare the folders of a job and of its runs, and remove the files of an earlier job; raise OSError where that
+    fails."""
+    for request in job.requests:
+        request.folder.mkdir(parents=True, exist_ok=True)
+        write_spec(request.spec, request.folder)
+        remove_leftovers(request.folder)
+    for folder in (job.folder, *(request.folder for request in job.requests)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (JOB_FILE, JOB_LOG):
+            (folder / name).unlink(missing_ok=True)
+    units = [{os.path.relpath(run.folder, job.folder): run.bare for run in unit} for unit in job.units]
+    write_json(job.folder / JOB_RUNS_FILE, JobRuns(units))
+
+
+# Jobs of a program that has ended.
+
+
+def find_running_jobs(root: Path, slurm: Slurm) -> dict[Path, RunKey]:
+    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission.
+
+    A job that the scheduler does not list may be another cluster's. InputError where the scheduler does not answer:
+    submitting a run again while it still runs would spoil both.
+    """
+    runs = _list_submitted(root, on_pods=False)
+    try:
+        states = query_jobs(slurm, [submission.job_id for submission, _ in runs]) if runs else {}
+    except SlurmError as error:
+        raise _unknown(*runs[0], error) from error
+    running = {}
+    for submission, run in runs:
+        state = states.get(submission.job_id)
+        if state is None or is_over(state):
+            continue
+        offset_s = (state.submitted_at_s or submission.submitted_at_s) - submission.submitted_at_s
+        if abs(offset_s) < MAX_CLOCK_OFFSET_S:  # else another job with the same number
+            running[run.folder.absolute()] = run.spec.fingerprint, run.spec.config.repeat
+    return running
+
+
+def find_jobsets(root: Path) -> dict[Path, RunKey]:
+    """Return the folders of runs at or below `root` whose JobSets exist. One that is over is followed as well: what it
+    has done is in its log. InputError as for jobs of SLURM."""
+    runs = _list_submitted(root, on_pods=True)
+    try:
+        names = {submission.job_id: run.spec.config.hardware.kubernetes.namespace for submission, run in runs}
+        present = {name for name, namespace in names.items() if Kubectl(namespace).has_jobset(name)}
+    except KubectlError as error:
+        raise _unknown(*runs[0], error) from error
+    found = [run for submission, run in runs if submission.job_id in present]
+    return {run.folder.absolute(): (run.spec.fingerprint, run.spec.config.repeat) for run in found}
+
+
+def _unknown(submission: Submission, run: RunRequest, error: Exception) -> InputError:
+    return InputError(
+        f"it is unknown whether job {submission.job_id} of {run.folder} still runs ({error}); "
+        f"try again later, or remove its {JOB_FILE}"
+    )
+
+
+def _list_submitted(root: Path, on_pods: bool) -> list[tuple[Submission, RunRequest]]:
+    """Return the runs of this user without a result that were submitted to SLURM, or as JobSets, in the order of
+    submission; folders that cannot be read are skipped."""
+    runs = []
+    for path in sorted(root.rglob(JOB_FILE)):
+        folder = path.parent
+        if not (is_owned(path) and is_owned(folder)) or (folder / RESULT_FILE).exists():
+            continue
+        try:
+            submission, spec = read_submission(folder), read_spec(folder)
+        except (OSError, ValueError):  # InputError is one
+            continue
+        if submission is not None and is_on_pods(spec) == on_pods:
+            runs.append((submission, RunRequest(-1, spec, folder)))
+    return sorted(runs, key=lambda each: each[0].submitted_at_s)

@@ -1,15 +1,29 @@
-"""Jobs, their runs, and their states."""
+"""Jobs, their runs, and the result of a run: the one that its job left, or one made from its ranks' files and the
+scheduler's report."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import copy
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scalebench.cluster.job_states import WAITING_STATES, JobState
+from scalebench.cluster.commands import Slurm, SlurmError, expand_nodes
+from scalebench.cluster.job_states import END_STATES, WAITING_STATES, JobState, classify_end, is_over, is_script_killed
 from scalebench.cluster.submit import Submission
-from scalebench.core.result import Result
-from scalebench.core.run_folder import JOB_LOG
-from scalebench.runner.parent import RunRequest
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import read_tail
+from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
+from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE
+from scalebench.runner import collect
+from scalebench.runner.collect import ResultParts, RunId, RunOutcome
+from scalebench.runner.launchers import srun
+from scalebench.runner.parent import RunRequest, StartedRun
+
+# Ends from outside the run; failures that ranks report then follow from them.
+EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}
+MAX_LOG_LINE_CHARACTERS = 200
 
 
 @dataclass(eq=False)
@@ -33,26 +47,22 @@ class JobRuns:
 
 
 @dataclass(eq=False)
-class SubmittedJob:
-    """A run whose job has been submitted and that has no result yet. Times are by the clock of the JobFollower."""
+class Job:
+    """A job that has been submitted, with its runs that have no result yet. Times are by the clock of the follower."""
 
-    request: RunRequest
     submission: Submission
-    state: JobState | None = None  # in the scheduler's last answer
-    unknown_count: int = 0  # later answers of the scheduler without this job
-    result: Result | None = None  # left by the job; the scheduler may explain it better
-    result_s: float = 0.0  # when that was first read
+    folder: Path  # of its log
+    runs: list[RunRequest]
+    state: JobState | None = None  # as last reported
+    unlisted: int = 0  # answers of the scheduler since then without this job
     over_s: float | None = None  # when it was first reported as over
     cancelled: bool = False  # by this program
     never_starts: str | None = None  # why it could not start, and was removed from the queue
+    result_s: dict[Path, float] = field(default_factory=dict)  # when the result in a folder was first read
 
     @property
     def id(self) -> str:
         return self.submission.job_id
-
-    @property
-    def log(self) -> Path:
-        return self.request.folder / self.submission.job_folder / JOB_LOG
 
     @property
     def pending(self) -> bool:
@@ -67,7 +77,7 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class QueueState:
-    """The state of all runs of a JobFollower."""
+    """The state of all runs of a follower."""
 
     waiting: int  # not submitted yet
     pending: int
@@ -80,3 +90,116 @@ class QueueState:
     @property
     def running(self) -> int:
         return len(self.runs)
+
+
+def read_job_result(folder: Path) -> Result | None:
+    """Return the result that the job left; None before that, and where it is incomplete. The folder is listed, since
+    over NFS a look at one file may be cached for a minute."""
+    try:
+        return read_result(folder / RESULT_FILE) if RESULT_FILE in os.listdir(folder) else None
+    except (OSError, InputError):
+        return None
+
+
+def scheduler_may_explain(result: Result) -> bool:
+    """Return whether the scheduler may explain a result better: a process that is killed cannot tell why."""
+    return result.status in ("failed", "cancelled")
+
+
+def amend_result(result: Result, job: Job, request: RunRequest, slurm: Slurm) -> Result:
+    """Add the scheduler's facts to a result that the job left, and rewrite its file if they change it."""
+    outcome = None
+    if job.state is not None and scheduler_may_explain(result) and job.state.state in EXTERNAL_ENDS:
+        ranks = {rank.rank: rank for rank in result.ranks}
+        records = [*map(ranks.get, range(result.scale.processes))]
+        outcome = collect.classify_outside_end(*classify_end(job.state), records, request.spec.services)
+    amended = collect.with_job_outcome(result, make_scheduler_record(job, slurm, result.scheduler), outcome)
+    if amended != result:
+        with contextlib.suppress(OSError):  # a file that cannot be rewritten stays as the job left it
+            write_result(amended, request.folder)
+    return amended
+
+
+def write_missing_result(job: Job, request: RunRequest, slurm: Slurm) -> Result:
+    """Write the result of a run whose job is over and left none."""
+    folder, log = request.folder, None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # a job of several runs may have removed it, to start it once more
+        if RESULT_FILE in os.listdir(folder):  # an incomplete one
+            os.replace(folder / RESULT_FILE, folder / UNREADABLE_RESULT_FILE)
+        outcome = _classify_job(job, request)
+        log = JOB_LOG if (folder / JOB_LOG).exists() else None
+    except OSError:
+        outcome = RunOutcome("failed")
+    return write_result_for(request, replace(outcome, log=log), slurm, job)
+
+
+def write_result_for(
+    request: RunRequest, outcome: RunOutcome, slurm: Slurm | None = None, job: Job | None = None
+) -> Result:
+    """Write a result that the run itself did not write, and return it: with the facts of its `job`, if it has one, from
+    `slurm`. Where it cannot be written, its reason says so."""
+    scheduler = None if job is None or slurm is None else make_scheduler_record(job, slurm)
+    started_at_s = job.state.started_at_s if job is not None and job.state is not None and job.ran else None
+    try:
+        request.folder.mkdir(parents=True, exist_ok=True)
+        return StartedRun(request.spec, request.folder, RunId.new(started_at_s), scheduler).finish(outcome)
+    except OSError as error:
+        why = f"{request.folder} cannot be written: {error.strerror or error}"
+        failed = RunOutcome("failed", "; ".join(filter(None, [outcome.reason, why])))
+        return collect.assemble_result(request.spec, RunId.new(), failed, ResultParts())
+
+
+def _classify_job(job: Job, request: RunRequest) -> RunOutcome:
+    """Return why a job that left no result of a run is over."""
+    spec, state = request.spec, job.state
+    if state is None or not is_over(state):
+        if job.cancelled:
+            return RunOutcome("cancelled", f"cancelled with its job {job.id}")
+        return RunOutcome("failed", f"SLURM does not list job {job.id} any more, and it left no {RESULT_FILE}")
+    status, reason = classify_end(state)
+    ranks = collect.read_ranks(request.folder, spec.processes)
+    if state.state in EXTERNAL_ENDS:
+        return collect.classify_outside_end(status, reason, ranks, spec.services)
+    if status == "unsupported":
+        return RunOutcome(status, reason)
+    # Without cgroups SLURM reports a lack of memory only in the log.
+    memory = srun.memory_outcome(srun.read_log(job.folder / JOB_LOG)) if state.state == "FAILED" else None
+    if memory is not None:
+        return RunOutcome(*memory)
+    if failed := [rank for rank in ranks if rank is not None and rank.status != "ok"]:
+        first = collect.outcome_of_first_failure(failed, spec.processes)
+        # Where the batch script was killed, the ranks lose their connections because of that.
+        return replace(first, reason=f"{reason}; {first.reason}") if is_script_killed(state) else first
+    folder, log = request.folder, job.folder / JOB_LOG
+    names = os.listdir(folder)
+    if state.node_list and not log.exists() and not any(name.startswith(("rank", "progress")) for name in names):
+        return RunOutcome(
+            "failed",
+            f"job {job.id} ran on {state.node_list} and left nothing in {folder.absolute()}: the nodes do not see this "
+            "folder; set hydra.sweep.dir (or hydra.run.dir) to one that they share",
+        )
+    if UNREADABLE_RESULT_FILE in names:
+        kept_as = f"it is kept as {UNREADABLE_RESULT_FILE}"
+        return RunOutcome("failed", f"job {job.id} left an incomplete {RESULT_FILE}; {kept_as}")
+    line = f"{log} has its output"  # the last line of a job of several runs may be another run's
+    if log.parent == folder:
+        lines = read_tail(log, 4096).splitlines() if log.exists() else []
+        line = next(filter(None, map(str.strip, reversed(lines))), "")[:MAX_LOG_LINE_CHARACTERS]
+    return RunOutcome("failed", f"{reason}: {line}" if line else reason)
+
+
+def make_scheduler_record(job: Job, slurm: Slurm, by_job: SchedulerRecord | None = None) -> SchedulerRecord:
+    """Return the scheduler's facts on a job, and the job's own where the scheduler has none."""
+    facts = copy.copy(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
+    state = job.state
+    if state is None:
+        return facts
+    if not facts.nodes and state.node_list:
+        with contextlib.suppress(SlurmError):
+            facts.nodes = expand_nodes(slurm, state.node_list)
+    if job.ran and state.started_at_s is not None and state.submitted_at_s is not None:  # both by one clock
+        facts.queued_s = max(0.0, state.started_at_s - state.submitted_at_s)
+    if is_over(state):
+        facts.state, facts.reason = state.state, state.reason
+    return facts

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from scalebench.cluster.commands import Slurm, SlurmError, expand_nodes, find_site
-from scalebench.cluster.job_states import parse_scontrol
+from scalebench.cluster.job_states import query_jobs
 from scalebench.cluster.resources import ARBITRARY, count_gpus_per_node, srun_command
 from scalebench.cluster.submit import read_submission
 from scalebench.core import exit_with_parent
@@ -181,14 +181,13 @@ def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
     the queue, by SLURM's own clock, is known where it was submitted for this run."""
     if find_site(spec.config.hardware) != "allocation":
         return None
-    slurm = Slurm(spec.config.hardware.slurm.bin)
     record = SchedulerRecord("slurm", os.environ[JOB_ID], os.environ.get(PARTITION))
     with contextlib.suppress(StartError):
         record.nodes = job_nodes(spec.config.hardware.slurm.bin)[: spec.nodes]
     with contextlib.suppress(InputError, SlurmError, KeyError):
         submission = read_submission(folder)
         if submission is not None and submission.job_id == record.job_id:
-            state = parse_scontrol(slurm.run("scontrol", "--oneliner", "show", "job", record.job_id))[record.job_id]
+            state = query_jobs(Slurm(spec.config.hardware.slurm.bin), [submission.job_id])[submission.job_id]
             if state.started_at_s is not None and state.submitted_at_s is not None:
                 record.queued_s = state.started_at_s - state.submitted_at_s
     return record

@@ -1,10 +1,9 @@
-"""After a parent was killed: its running jobs are found again, and ended ones get results."""
+"""After a parent was killed: its running jobs are found again."""
 
 import pytest
 
 from scalebench.cluster.submit import Submission, write_submission
 from scalebench.core.errors import InputError
-from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE
 from scalebench.core.spec import write_spec
 from scalebench.runner.jobs import find_running_jobs
@@ -28,32 +27,18 @@ def submit_and_forget(root, scripts, scheduler):
 
 
 def find(root, scheduler):
-    found = find_running_jobs(root, scheduler, watcher=scheduler, pause=scheduler.pause)
+    found = find_running_jobs(root, scheduler)
     assert {fingerprint for fingerprint, _ in found.values()} <= {simulated_spec().fingerprint}
     return {repeat: folder for folder, (_, repeat) in found.items()}
 
 
-def test_running_jobs_are_found_and_ended_ones_get_results(tmp_path):
+def test_running_jobs_are_found_and_those_that_are_over_are_not(tmp_path):
     scheduler = Scheduler()
-    died = runs((20.0, state("NODE_FAIL")))
-    done = runs((20.0, leaves_result()))
+    died, done = runs((20.0, state("NODE_FAIL"))), runs((20.0, leaves_result()))
     folders = submit_and_forget(tmp_path, [PENDING, runs(), died, done, runs((9.0, forgotten))], scheduler)
     scheduler.pause(30.0)
-    kept = (folders[3] / RESULT_FILE).read_bytes()
-    assert find(tmp_path, scheduler) == {0: folders[0], 1: folders[1]}
-    assert [read_result(folder / RESULT_FILE).status for folder in folders[2:4]] == ["failed", "ok"]
-    assert not (folders[4] / RESULT_FILE).exists(), "it may be another cluster's"
-    assert (folders[3] / RESULT_FILE).read_bytes() == kept and not (folders[0] / RESULT_FILE).exists()
-    assert read_result(folders[2] / RESULT_FILE).scheduler.state == "NODE_FAIL"
-    assert scheduler.queries == 1
-
-
-def test_a_result_that_appears_late_is_waited_for(tmp_path):
-    scheduler = Scheduler()
-    (folder,) = submit_and_forget(tmp_path, [runs((20.0, state("COMPLETED")), (24.0, leaves_result()))], scheduler)
-    scheduler.pause(21.0)
-    assert find(tmp_path, scheduler) == {} and scheduler.now_s < 25.0
-    assert read_result(folder / RESULT_FILE).run_id == "of job 101"
+    assert find(tmp_path, scheduler) == {0: folders[0], 1: folders[1]} and len(scheduler.looks_s) == 1
+    assert [(folder / RESULT_FILE).exists() for folder in folders] == [False, False, False, True, False]
 
 
 def test_of_equal_runs_the_last_submitted_is_used(tmp_path):
@@ -77,7 +62,7 @@ def test_the_scheduler_is_not_queried_where_nothing_was_submitted(tmp_path):
     (tmp_path / "0").mkdir()
     write_spec(simulated_spec(), tmp_path / "0")
     scheduler = Scheduler(unreachable={"squeue"})
-    assert find(tmp_path, scheduler) == {} and scheduler.queries == 0
+    assert find(tmp_path, scheduler) == {} and scheduler.looks_s == []
 
 
 def test_without_an_answer_of_the_scheduler_recovery_is_an_error(tmp_path):

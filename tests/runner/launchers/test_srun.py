@@ -258,7 +258,7 @@ def test_the_current_job_is_described(job, tmp_path, monkeypatch):
     assert describe() == current
     assert srun.describe_current_job(simulated_spec(), tmp_path) is None
     write_submission(Submission("12", 990.5), tmp_path)
-    job.script("scontrol", "exit 1")
+    job.script("squeue", "exit 1")
     assert (unanswered := describe()) is not None and unanswered.queued_s is None
     monkeypatch.delenv("SLURM_JOB_ID")
     assert describe() is None
