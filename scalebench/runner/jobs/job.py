@@ -180,8 +180,8 @@ def _classify_job(job: Job, request: RunRequest) -> RunOutcome:
             "folder; set hydra.sweep.dir (or hydra.run.dir) to one that they share",
         )
     if UNREADABLE_RESULT_FILE in names:
-        kept_as = f"it is kept as {UNREADABLE_RESULT_FILE}"
-        return RunOutcome("failed", f"job {job.id} left an incomplete {RESULT_FILE}; {kept_as}")
+        where = f"which is now {UNREADABLE_RESULT_FILE}"
+        return RunOutcome("failed", f"job {job.id} left an incomplete {RESULT_FILE}, {where}")
     line = f"{log} has its output"  # the last line of a job of several runs may be another run's
     if log.parent == folder:
         lines = read_tail(log, 4096).splitlines() if log.exists() else []
