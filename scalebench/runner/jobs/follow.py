@@ -323,8 +323,8 @@ def find_jobsets(root: Path) -> dict[Path, RunKey]:
         present = {name for name, namespace in names.items() if Kubectl(namespace).has_jobset(name)}
     except KubectlError as error:
         raise _unknown(*runs[0], error) from error
-    found = [run for submission, run in runs if submission.job_id in present]
-    return {run.folder.absolute(): (run.spec.fingerprint, run.spec.config.repeat) for run in found}
+    listed = [run for submission, run in runs if submission.job_id in present]
+    return {run.folder.absolute(): (run.spec.fingerprint, run.spec.config.repeat) for run in listed}
 
 
 def _unknown(submission: Submission, run: RunRequest, error: Exception) -> InputError:
