@@ -139,21 +139,13 @@ def _check_user_model(config: Config) -> list[str]:
 
 def _check_dataset(config: Config) -> list[str]:
     """List why the framework of the strategy cannot read the samples."""
-    from scalebench.workloads import datasets
-
     dataset, strategy = config.dataset, config.strategy
-    kind = datasets.DATASETS.get(dataset.name)
     if dataset.loader is not None and strategy.framework != "torch":
         return [
             f"dataset.loader gives its batches to PyTorch, and {strategy.name} does not train with it; use "
             "dataset.builder, or a strategy of PyTorch"
         ]
-    if kind is None or not kind.records or strategy.framework in ("tensorflow", "none"):
-        return []
-    return [
-        f"dataset={dataset.name} is read by TensorFlow, and {strategy.name} trains with {strategy.framework}; "
-        "use dataset=imagenet_jpeg, or a strategy of TensorFlow"
-    ]
+    return []
 
 
 def _check_strategy(config: Config, gpus: int, nodes: int) -> list[str]:

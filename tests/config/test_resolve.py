@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scalebench.config import horovod_build, validate
 from scalebench.config.resolve import resolve, set_exactness
 from scalebench.core.machine import cuda_builds
-from scalebench.core.spec import DatasetSpec, HardwareSpec, ModelSpec, SlurmSpec, StopSpec, StrategySpec, TrainSpec
+from scalebench.core.spec import DatasetSpec, HardwareSpec, SlurmSpec, StopSpec, StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import build_environment
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_values
@@ -167,8 +167,6 @@ UNQUEUED = dataclasses.replace(ALPHA, scheduler="none")
 ANOTHER = "hardware=alpha is another machine (8 x A100 a node"
 NEEDS_GPUS = "gradients over NCCL, which needs GPUs"
 NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip install no_such_package_x"
-IMAGES = ModelSpec("resnet20_cifar10", input_shape=[32, 32, 3], outputs=10, loss="cross_entropy", metric="accuracy")
-RECORDS = {"model": IMAGES, "dataset__name": "imagenet_tfrecord", "dataset__path": "/nowhere", "dataset__classes": 10}
 
 
 ONE_FOR_ALL = StrategySpec("simulated", processes="one_for_all", options={})
@@ -203,10 +201,6 @@ ALL_REASONS = {"gpus": 2, "strategy__max_gpus": 1, "strategy__requires": ["no_su
      "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"),
     (0, {"hardware__hosts": ["a:2"], "gpus": 2},
      "hardware.hosts is for mpirun, and simulated is not; set strategy.launcher=mpi"),
-    (0, {**RECORDS, "strategy__framework": "tensorflow"}, None),
-    (0, {**RECORDS, "strategy__framework": "torch"},
-     "dataset=imagenet_tfrecord is read by TensorFlow, and simulated trains with torch; use dataset=imagenet_jpeg, "
-     "or a strategy of TensorFlow"),
     (0, {"hardware": NODES, "gpus": 3},
      "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"),
     (0, {"hardware": NODES, "gpus": 2}, None),

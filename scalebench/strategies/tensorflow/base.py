@@ -215,9 +215,8 @@ class TensorFlowStrategy(Strategy):
         if train.accumulate > 1:  # a full batch may not fit on the device
             forward = partial(batches.apply_in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
         with tf.device(self.devices[0]):
-            ordered = batches.read_with_tensorflow(source).in_order()
             return metrics.measure_outputs(
-                model, lambda inputs: np.array(forward(inputs)), ordered, self.sum_over_group
+                model, lambda inputs: np.array(forward(inputs)), source.in_order(), self.sum_over_group
             )
 
     def settings_used(self) -> dict[str, str]:

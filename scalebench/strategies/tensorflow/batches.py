@@ -12,7 +12,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from scalebench.core.spec import Config
-from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import Batch, Source, slice_of_replica
@@ -51,8 +50,7 @@ def feed_batches(source: Source, devices: Sequence[str], feed: str, prefetch_mod
 
         return pick
 
-    ordered = read_with_tensorflow(source)
-    return source_feed(ordered, feed, prefetch_mode, lambda batch: place_batch(batch, devices), keep_resident)
+    return source_feed(source, feed, prefetch_mode, lambda batch: place_batch(batch, devices), keep_resident)
 
 
 def split_evenly(samples: int, devices: int) -> list[slice]:

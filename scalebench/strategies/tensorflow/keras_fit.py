@@ -16,7 +16,6 @@ from scalebench.strategies.base import Loop, LossPart
 from scalebench.strategies.tensorflow import batches, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import TfBatch
-from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.workloads.source import Batch, Source
 
 PREFETCHED_BATCHES = 2  # with dataset.prefetch=queue, as many as in the other loops
@@ -121,7 +120,7 @@ class FitStrategy(TensorFlowStrategy):
         self.model.train_function = self._train_functions[syncs_gradients]
 
     def feed(self, source: Source) -> Iterable[Any]:
-        return read_with_tensorflow(source) if self.uses_fit else super().feed(source)
+        return source if self.uses_fit else super().feed(source)
 
     def train(self, loop: Loop) -> None:
         if not self.uses_fit:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError, unknown_name_message
@@ -438,11 +437,10 @@ def _reading_arguments(
     if not decodes_in_training(dataset.name):
         return {}
     kind = DATASETS[dataset.name]
-    assert kind.root is not None and dataset.path is not None and isinstance(inputs, np.memmap)
+    assert kind.root is not None and dataset.path is not None
     place = spec.places[0]  # ranks have equally many cores
     cores = len(place.cpus) or place.threads * max(1, len(place.devices))
     pictures = Pictures(
-        names=str(inputs.filename),
         root=str(kind.root(_expand_path(dataset.path))),
         side=config.model.input_shape[0],
         dtype=dataset.dtype,
@@ -452,7 +450,7 @@ def _reading_arguments(
         classes=dataset.classes or 0,
         records=kind.records,
     )
-    return {"reader": PictureReader(pictures, targets), "shuffled": not kind.records}
+    return {"reader": PictureReader(pictures, inputs, targets), "shuffled": not kind.records}
 
 
 def _evaluation_samples(spec: RunSpec, samples: int) -> int:

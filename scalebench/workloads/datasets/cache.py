@@ -9,16 +9,12 @@ import errno
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import re
 import secrets
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,9 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine import count_usable_cores
 from scalebench.core.spec import DatasetSpec
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
@@ -40,8 +34,6 @@ NOTICE_AFTER_S = 2.0  # a wait that takes longer prints one line
 POLL_INTERVAL_S = 0.5  # of the lock after that
 COPY_CHUNK_BYTES = 2**24
 MAX_WAIT_S = 4 * 3600.0  # one core decodes all of ImageNet, the largest dataset, in half of it
-# Starting a pool takes 0.3 s, in which one core makes and writes about this many bytes (100,000 material curves).
-MIN_POOL_BYTES = 240_000_000
 _TEMPORARY = re.compile(r"\.(.+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # group 1: the final name of the folder
 
 
@@ -241,12 +233,11 @@ def _unreadable(source: Path, error: OSError) -> InputError:
 
 @dataclass(frozen=True)
 class ChunkedDataset:
-    """A dataset that is made chunk by chunk; equal fields (except `make`, `chunk`, `min_pool_bytes`) mean equal files.
+    """A dataset that is made chunk by chunk; equal fields (except `make` and `chunk`) mean equal files.
 
     `make(start, count)` returns inputs (count, *input_shape) and targets (count, *target_shape), at most `chunk`
-    samples at a time. It must depend on its arguments alone and must be importable by name, since other processes call
-    it. Raise `version` when its output changes. `details` (JSON values) are all other things that the output depends
-    on.
+    samples at a time. Raise `version` when its output changes. `details` (JSON values) are all other things that the
+    output depends on.
     """
 
     spec: DatasetSpec  # its name, size and seed
@@ -258,7 +249,6 @@ class ChunkedDataset:
     input_dtype: str = "float32"
     target_dtype: str = "float32"
     details: Mapping[str, Any] = field(default_factory=dict)
-    min_pool_bytes: int = MIN_POOL_BYTES  # from this size on the dataset is made by several processes
 
     @property
     def size_bytes(self) -> int:
@@ -267,11 +257,10 @@ class ChunkedDataset:
         sample_bytes += np.dtype(self.target_dtype).itemsize * math.prod(self.target_shape)
         return self.spec.size * sample_bytes
 
-    def ensure(self, cache_dir: Path, workers: int | None = None) -> Path:
+    def ensure(self, cache_dir: Path) -> Path:
         """Return the folder of this dataset under `cache_dir`, and make it first if it is missing or damaged.
 
-        `workers` is the number of processes; None means every core this process may use, or only this process for a
-        small dataset. Raises InputError when the folder cannot be written.
+        Raises InputError when the folder cannot be written.
         """
         identity = {
             "version": self.version,
@@ -281,65 +270,11 @@ class ChunkedDataset:
             "targets": [list(self.target_shape), self.target_dtype],
             **self.details,
         }
-        write = partial(self.write, workers=workers)
-        return ensure_folder(cache_dir, self.spec.name, identity, self.size_bytes, write)
+        return ensure_folder(cache_dir, self.spec.name, identity, self.size_bytes, self._write)
 
-    def write(self, folder: Path, workers: int | None = None) -> None:
-        """Make both arrays in `folder`; for `workers` see `ensure`. Raises OSError when the disk is full."""
+    def _write(self, folder: Path) -> None:
         inputs = create_array(folder / INPUTS, (self.spec.size, *self.input_shape), self.input_dtype)
         targets = create_array(folder / TARGETS, (self.spec.size, *self.target_shape), self.target_dtype)
-        starts = range(0, self.spec.size, self.chunk)
-        if workers is None:
-            workers = count_usable_cores() if self.size_bytes >= self.min_pool_bytes else 1
-        if workers == 1:
-            for start in starts:
-                self.fill_chunk(inputs, targets, start)
-        else:
-            self._fill_in_pool(folder, starts, min(workers, len(starts)))
-
-    def fill_chunk(self, inputs: NDArray[Any], targets: NDArray[Any], start: int) -> None:
-        """Make the chunk that begins at sample `start` and write it to its place in the arrays."""
-        rows = slice(start, min(start + self.chunk, self.spec.size))
-        inputs[rows], targets[rows] = self.make(start, rows.stop - start)
-
-    def _fill_in_pool(self, folder: Path, starts: range, workers: int) -> None:
-        # The dataset, which may list a million file names, is sent once to each worker and not with every chunk.
-        pool = create_pool(workers, _open_for_filling, self, folder)
-        try:
-            for job in as_completed([pool.submit(run_in_worker, start) for start in starts]):
-                job.result()
-        except BrokenProcessPool:
-            raise InputError(
-                f"a process that makes dataset {self.spec.name} in {folder.parent} was killed (out of memory?): "
-                "lower dataset.size or set dataset.cache=/another/folder"
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _open_for_filling(dataset: ChunkedDataset, folder: Path) -> Callable[[int], None]:
-    """Return what writes one chunk straight into the files, so that no sample is sent between processes."""
-    return partial(dataset.fill_chunk, *open_arrays(folder, "r+"))
-
-
-_worker: dict[str, Callable[..., None]] = {}  # in a process of a pool: what it does with a task
-
-
-def create_pool(workers: int, prepare: Callable[..., Callable[..., None]], *arguments: Any) -> ProcessPoolExecutor:
-    """Return processes each of which calls `prepare(*arguments)` once, and its result with every task of
-    `submit(run_in_worker, ...)`. They leave Ctrl-C to this process, and the kernel ends them with the thread that
-    submits to them."""
-    # spawn instead of fork, since the caller may hold threads, locks or a CUDA context
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, context, _prepare_worker, (os.getpid(), prepare, arguments))
-
-
-def run_in_worker(*task: Any) -> None:
-    """Do a task in a process of create_pool."""
-    _worker["run"](*task)
-
-
-def _prepare_worker(parent: int, prepare: Callable[..., Callable[..., None]], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
-    _worker["run"] = prepare(*arguments)
+        for start in range(0, self.spec.size, self.chunk):
+            rows = slice(start, min(start + self.chunk, self.spec.size))
+            inputs[rows], targets[rows] = self.make(start, rows.stop - start)

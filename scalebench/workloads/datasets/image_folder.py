@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from functools import partial
 from pathlib import Path
@@ -13,15 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
+from scalebench.core.machine.machine import count_usable_cores
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads.datasets import cache, images
-from scalebench.workloads.datasets.cache import Arrays, ChunkedDataset
+from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
+from scalebench.workloads.source import BatchRows
 
 VERSION = 1  # raise it when the same files give other arrays than before
 HINT = "have a folder that holds a folder of JPEG files for each class, as ILSVRC2012 (https://image-net.org) has them"
 SUFFIXES = (".jpeg", ".jpg", ".png")
-CHUNK = 32  # pictures decoded at a time
-MIN_POOL_BYTES = 60 * 224 * 224 * 3  # of uint8: a core decodes some 200 pictures/s, and starting a pool takes 0.3 s
+CHUNK = 256  # pictures decoded at a time
+MIN_POOL_PICTURES = 60  # a core decodes some 200 of them in a second, and starting a pool takes 0.3 s
 
 
 def import_image_folders(config: Config, cache_dir: Path, path: Path) -> Path:
@@ -36,7 +37,7 @@ def import_image_folders(config: Config, cache_dir: Path, path: Path) -> Path:
     images.load_pillow(dataset.name)
     class_folders = _list_checked_folders(config, path)
     identity = _identify(config, path, class_folders) | {"side": side, "dtype": dataset.dtype}
-    write = partial(_decode_all, class_folders, dataset, side)
+    write = partial(_decode_all, find_root(path), class_folders, dataset, side)
     # The number of pictures is unknown before the folders are listed; create_array checks the space.
     return cache.ensure_folder(cache_dir, dataset.name, identity, 0, write)
 
@@ -84,33 +85,31 @@ def _list_checked_folders(config: Config, path: Path) -> list[Path]:
     return class_folders
 
 
-def _decode_all(class_folders: list[Path], dataset: DatasetSpec, side: int, folder: Path) -> None:
-    paths, classes = _choose_files(class_folders, dataset.size, dataset.seed)
-    ChunkedDataset(
-        dataclasses.replace(dataset, size=len(paths)),
-        VERSION,
-        (side, side, 3),
-        (),
-        CHUNK,
-        partial(_decode_chunk, paths, classes, side, dataset.dtype),
-        dataset.dtype,
-        images.LABEL_DTYPE,
-        min_pool_bytes=MIN_POOL_BYTES * np.dtype(dataset.dtype).itemsize,
-    ).write(folder)
+def _decode_all(root: Path, class_folders: list[Path], dataset: DatasetSpec, side: int, folder: Path) -> None:
+    names, classes = _choose_files(class_folders, dataset.size, dataset.seed)
+    inputs = cache.create_array(folder / cache.INPUTS, (len(names), side, side, 3), dataset.dtype)
+    workers = count_usable_cores() if len(names) >= MIN_POOL_PICTURES else 0
+    reader = PictureReader(Pictures(str(root), side, dataset.dtype, 0, False, workers), names, classes)
+    first = 0
+    for batch in reader.read(
+        BatchRows(rows, 0) for rows in np.array_split(np.arange(len(names)), -(-len(names) // CHUNK))
+    ):
+        inputs[first : first + batch.samples] = batch.inputs
+        first += batch.samples
+    cache.create_array(folder / cache.TARGETS, classes.shape, images.LABEL_DTYPE)[:] = classes
 
 
 def _write_names(class_folders: list[Path], size: int, seed: int, folder: Path) -> None:
-    paths, classes = _choose_files(class_folders, size, seed)
-    names = np.array([os.fsencode(os.path.relpath(path, class_folders[0].parent)) for path in paths])
+    names, classes = _choose_files(class_folders, size, seed)
     for file, array in ((cache.INPUTS, names), (cache.TARGETS, classes)):
         cache.create_array(folder / file, array.shape, array.dtype.str)[:] = array
 
 
-def _choose_files(class_folders: list[Path], size: int, seed: int) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the paths and classes of the chosen pictures."""
+def _choose_files(class_folders: list[Path], size: int, seed: int) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
+    """Return the names, below the root, and the classes of the chosen pictures."""
     files = [_list_pictures(class_folder) for class_folder in class_folders]
     chosen = choose_pictures([len(names) for names in files], size, seed)
-    return [os.path.join(class_folders[c], files[c][i]) for c, i in chosen], chosen[:, 0]
+    return np.array([os.fsencode(f"{class_folders[c].name}/{files[c][i]}") for c, i in chosen]), chosen[:, 0]
 
 
 def _list_pictures(folder: Path) -> list[str]:
@@ -144,9 +143,3 @@ def choose_pictures(counts: list[int], size: int, seed: int) -> NDArray[np.int64
     chosen = np.lexsort((rng.random(len(rounds)), rounds))[:size]  # round by round, in random order within a round
     chosen = rng.permutation(chosen)
     return np.stack([classes[chosen], numbers[chosen]], axis=1)
-
-
-def _decode_chunk(paths: list[str], labels: NDArray[np.int64], side: int, dtype: str, start: int, count: int) -> Arrays:
-    rows = slice(start, start + count)
-    pictures = np.stack([images.decode(path, side) for path in paths[rows]])
-    return images.to_dtype(pictures, dtype), labels[rows]

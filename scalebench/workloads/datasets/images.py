@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -92,14 +93,17 @@ def compute_box(crop: NDArray[np.float64], width: int, height: int) -> Box:
     return left, top, left + crop_width, top + crop_height
 
 
-def decode(path: str, side: int, crop: NDArray[np.float64] | None = None) -> NDArray[np.uint8]:
-    """Return the picture at `path` as (side, side, 3): a crop of draw_crops, or else the central square.
+def decode(
+    path: str, side: int, crop: NDArray[np.float64] | None = None, encoded: bytes | None = None
+) -> NDArray[np.uint8]:
+    """Return the picture at `path`, or the `encoded` one of a record there, as (side, side, 3): a crop of draw_crops,
+    or else the central square.
 
     Raises InputError, with the path, where it is not a complete picture.
     """
     pillow = load_pillow("imagenet")
     try:
-        with pillow.open(path, formats=FORMATS) as file:
+        with pillow.open(path if encoded is None else io.BytesIO(encoded), formats=FORMATS) as file:
             picture = file.convert("RGB")
             if crop is None:
                 return crop_and_resize(picture, side)
@@ -107,4 +111,5 @@ def decode(path: str, side: int, crop: NDArray[np.float64] | None = None) -> NDA
             return pixels[:, ::-1] if crop[4] < 0.5 else pixels
     except Exception as error:  # a damaged picture raises several kinds of errors
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{path} is not a complete JPEG file ({reason}): repair or remove it") from None
+        subject = "is not a complete JPEG file" if encoded is None else "has a record that is no complete JPEG file"
+        raise InputError(f"{path} {subject} ({reason}): repair or remove it") from None

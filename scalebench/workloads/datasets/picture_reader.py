@@ -1,30 +1,27 @@
-"""Batches of pictures that are decoded during training, in worker processes ahead of the batch that is trained.
-
-The workers of a process share a ring of pictures in memory with it, into which they decode. What happens to a picture
-depends on (seed, epoch, row) alone, never on the worker.
-"""
+"""Batches of pictures that are decoded from files under every framework, in worker processes ahead of the batch that is
+used. What happens to a picture depends on (seed, epoch, row) alone, never on the worker."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.workloads.datasets import cache, images
+from scalebench.workloads.datasets import images, tfrecord
 from scalebench.workloads.source import Batch, BatchRows
 
 AHEAD_BATCHES = 2  # finished or in work besides the one that is trained, as many as PyTorch's DataLoader has
-MAX_AHEAD_BATCHES = 63  # of very small ones, to occupy many workers
 TASKS_OF_A_WORKER = 4  # of one batch, so that all workers end with it at nearly one time
 
 
@@ -32,8 +29,7 @@ TASKS_OF_A_WORKER = 4  # of one batch, so that all workers end with it at nearly
 class Pictures:
     """Pictures in files, and how they become samples."""
 
-    names: str  # .npy file with the name of each sample's file, below `root`
-    root: str
+    root: str  # the folder of the files
     side: int
     dtype: str
     seed: int  # of the crops
@@ -42,105 +38,100 @@ class Pictures:
     classes: int = 1000  # labels are 0 to one less
     records: bool = False  # the files are TFRecord files with several samples each
 
-    def load_names(self) -> NDArray[np.bytes_]:
-        return np.lib.format.open_memmap(self.names, mode="r")
+    def decode(
+        self,
+        pixels: NDArray[np.uint8],
+        names: NDArray[Any],
+        places: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        epoch: int | None,
+    ) -> NDArray[np.int64]:
+        """Decode the samples of these rows into `pixels` (n, side, side, 3); return their classes. `names` are those of
+        their files (bytes), `places` their classes, or of records where they begin. Raises InputError, with the file,
+        for a damaged one."""
+        crops = images.draw_crops(self.seed, epoch, rows) if self.augment and epoch is not None else [None] * len(rows)
+        classes = places.copy()
+        for number, (name, crop) in enumerate(zip(names.tolist(), crops, strict=True)):
+            path, encoded = os.path.join(self.root, os.fsdecode(name)), None
+            if self.records:
+                encoded, classes[number] = tfrecord.read_example(path, int(places[number]), self.classes)
+            pixels[number] = images.decode(path, self.side, crop, encoded)
+        return classes
 
-    def draw_crops(self, rows: NDArray[np.int64], epoch: int | None) -> NDArray[np.float64] | None:
-        """Return the random crop of each row in the epoch; None: the central square of each."""
-        return images.draw_crops(self.seed, epoch, rows) if self.augment and epoch is not None else None
-
-    def path(self, names: NDArray[np.bytes_], row: int) -> str:
-        return os.path.join(self.root, os.fsdecode(names[row]))
+    def map_pixels(self, file: str, count: int, mode: Literal["r+", "w+"] = "r+") -> NDArray[np.uint8]:
+        return np.asarray(np.memmap(file, np.uint8, mode, shape=(count, self.side, self.side, 3)))
 
 
 class PictureReader:
-    """Reads batches of pictures with Pillow: the default reader of such a data set, for every framework."""
+    """Reads batches of pictures with Pillow. `names` and `places` of all samples are as for Pictures.decode."""
 
-    def __init__(self, pictures: Pictures, targets: NDArray[np.int64]) -> None:
-        self.pictures, self.targets = pictures, targets
+    def __init__(self, pictures: Pictures, names: NDArray[Any], places: NDArray[np.int64]) -> None:
+        self.pictures, self._names, self._places = pictures, names, places
 
     def read(self, batches: Iterable[BatchRows]) -> Generator[Batch, None, None]:
         """Yield the batches in order, each in new arrays. Closing the generator ends the workers.
 
-        Raises InputError for a damaged picture, and RuntimeError where a worker was killed.
+        Raises InputError for a damaged picture, and where a worker was killed.
         """
-        if self.pictures.records:
-            raise InputError("TFRecord files are read by TensorFlow: choose one of its strategies")
         images.load_pillow("imagenet_jpeg")  # here, so that its absence is one error and not one of each worker
-        if self.pictures.workers:
-            return self._read_ahead(iter(batches))
-        return self._read_one_by_one(batches)
-
-    def _read_one_by_one(self, batches: Iterable[BatchRows]) -> Generator[Batch, None, None]:
-        names = self.pictures.load_names()
-        for batch in batches:
-            pixels = np.empty((len(batch.rows), self.pictures.side, self.pictures.side, 3), np.uint8)
-            _decode(self.pictures, names, pixels, batch.rows, range(len(pixels)), batch.epoch)
-            yield self._make_batch(batch, pixels)
-
-    def _read_ahead(self, batches: Iterator[BatchRows]) -> Generator[Batch, None, None]:
-        first = next(batches, None)
-        if first is None:
+        pictures, workers = self.pictures, self.pictures.workers
+        if not workers:
+            for batch in batches:
+                pixels = np.empty((len(batch.rows), pictures.side, pictures.side, 3), np.uint8)
+                yield self._make_batch(batch, pixels, [pictures.decode(pixels, *self._arguments(batch, batch.rows))])
             return
-        size, workers = len(first.rows), self.pictures.workers
-        ahead = min(max(AHEAD_BATCHES, -(-2 * workers // size)), MAX_AHEAD_BATCHES)
-        memory, places = os.memfd_create("scalebench-pictures"), (ahead + 1) * size
-        file = f"/proc/{os.getpid()}/fd/{memory}"  # by which the workers open it, too
-        ring = _map_ring(file, places, self.pictures.side, "w+")
-        pool = cache.create_pool(workers, _prepare_worker, self.pictures, file, places)
-        pending: deque[tuple[BatchRows, NDArray[np.int64], list[Future[None]]]] = deque()
-        end = 0  # of what was submitted, in pictures since the beginning
+        pool = create_pool(workers)
+        pending = deque[tuple[BatchRows, NDArray[np.uint8], int, list[Future[NDArray[np.int64]]]]]()
 
         def collect() -> Batch:
-            batch, taken, tasks = pending.popleft()
-            for task in tasks:
-                task.result()
-            return self._make_batch(batch, ring[taken])
+            batch, pixels, memory, tasks = pending.popleft()
+            try:
+                return self._make_batch(batch, pixels, [task.result() for task in tasks])
+            finally:
+                os.close(memory)
 
         try:
-            for batch in chain([first], batches):
+            for batch in batches:
                 count = len(batch.rows)
-                while len(pending) > ahead or sum(len(other.rows) for other, *_ in pending) + count > places:
+                memory = os.memfd_create("scalebench-pictures")  # into which the workers decode
+                file = f"/proc/{os.getpid()}/fd/{memory}"
+                pixels, tasks = pictures.map_pixels(file, count, "w+"), []
+                for part in np.array_split(np.arange(count), min(count, TASKS_OF_A_WORKER * workers)):
+                    arguments = self._arguments(batch, batch.rows[part])
+                    tasks.append(pool.submit(_decode_part, pictures, file, count, int(part[0]), *arguments))
+                pending.append((batch, pixels, memory, tasks))
+                if len(pending) > max(AHEAD_BATCHES, -(-2 * workers // count)):  # small batches occupy all workers, too
                     yield collect()
-                taken = (end + np.arange(count)) % places
-                parts = [np.array_split(a, min(count, TASKS_OF_A_WORKER * workers)) for a in (batch.rows, taken)]
-                tasks = [pool.submit(cache.run_in_worker, *part, batch.epoch) for part in zip(*parts, strict=True)]
-                pending.append((batch, taken, tasks))
-                end += count
             while pending:
                 yield collect()
         except BrokenProcessPool:
-            raise RuntimeError(
+            raise InputError(
                 f"a process that decodes pictures (dataset.workers={workers}) was killed: "
                 "lower dataset.workers if it took too much memory"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
-            os.close(memory)
+            for _, _, memory, _ in pending:
+                os.close(memory)
 
-    def _make_batch(self, batch: BatchRows, pixels: NDArray[np.uint8]) -> Batch:
-        inputs = images.to_dtype(pixels, self.pictures.dtype)
-        return Batch(inputs, np.take(self.targets, batch.rows), batch.global_samples)
+    def _arguments(self, batch: BatchRows, rows: NDArray[np.int64]) -> tuple[Any, ...]:
+        return np.take(self._names, rows), np.take(self._places, rows), rows, batch.epoch
 
-
-def _decode(
-    pictures: Pictures,
-    names: NDArray[np.bytes_],
-    out: NDArray[np.uint8],
-    rows: NDArray[np.int64],
-    places: Iterable[int],
-    epoch: int | None,
-) -> None:
-    """Decode the pictures of the rows to their places in `out`."""
-    crops = pictures.draw_crops(rows, epoch)
-    for number, (row, place) in enumerate(zip(rows.tolist(), places, strict=True)):
-        crop = None if crops is None else crops[number]
-        out[place] = images.decode(pictures.path(names, row), pictures.side, crop)
+    def _make_batch(self, batch: BatchRows, pixels: NDArray[np.uint8], classes: list[NDArray[np.int64]]) -> Batch:
+        return Batch(images.to_dtype(pixels, self.pictures.dtype), np.concatenate(classes), batch.global_samples)
 
 
-def _map_ring(file: str, places: int, side: int, mode: Literal["r+", "w+"] = "r+") -> NDArray[np.uint8]:
-    return np.memmap(file, np.uint8, mode, shape=(places, side, side, 3))
+def _decode_part(pictures: Pictures, file: str, count: int, first: int, *arguments: Any) -> NDArray[np.int64]:
+    return pictures.decode(pictures.map_pixels(file, count)[first:], *arguments)
 
 
-def _prepare_worker(pictures: Pictures, file: str, places: int) -> Callable[..., None]:
-    return partial(_decode, pictures, pictures.load_names(), _map_ring(file, places, pictures.side))
+def create_pool(workers: int) -> ProcessPoolExecutor:
+    """Return processes that leave Ctrl-C to this one, and that the kernel ends with the thread that submits to them."""
+    # spawn instead of fork, since the caller may hold threads, locks or a CUDA context
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, context, _prepare_worker, (os.getpid(),))
+
+
+def _prepare_worker(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent.tie_to_parent(parent, signal.SIGKILL)

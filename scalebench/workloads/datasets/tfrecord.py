@@ -1,14 +1,16 @@
-"""The dataset `imagenet_tfrecord`: TFRecord files of ImageNet's layout at `dataset.path`, counted here and read by
-TensorFlow. Each record is a tf.train.Example with `image/encoded` (JPEG) and `image/class/label` (from 1 on)."""
+"""The dataset `imagenet_tfrecord`: TFRecord files of ImageNet's layout at `dataset.path`, read without TensorFlow. Each
+record is a tf.train.Example with `image/encoded` (JPEG) and `image/class/label` (from 1 on)."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ KEYS = (b"image/encoded", b"image/class/label")
 # https://www.tensorflow.org/tutorials/load_data/tfrecord
 _LENGTH = struct.Struct("<Q")
 HEADER_BYTES, DATA_CHECKSUM_BYTES = _LENGTH.size + 4, 4
+VARINT, BYTES, FIXED_BYTES = 0, 2, {1: 8, 5: 4}  # kinds of protobuf's values, two of which have this size
 
 
 def index_files(config: Config, cache_dir: Path, path: Path) -> Path:
@@ -88,3 +91,52 @@ def _check_keys(file: Path) -> None:
     missing = [key.decode() for key in KEYS if key not in record]
     if missing:
         raise InputError(f"{file} has records without {' and '.join(missing)}: write tf.train.Example as for ImageNet")
+
+
+def read_example(path: str, place: int, classes: int) -> tuple[bytes, int]:
+    """Return the encoded picture and the class, from 0 on, of the record that begins at this place of its file. Raises
+    InputError, with the file, for a damaged record and for a label that is none of so many classes."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(place)
+            (length,) = _LENGTH.unpack(stream.read(HEADER_BYTES)[: _LENGTH.size])
+            (features,) = parse_message(stream.read(length))[1]
+        entries = map(parse_message, parse_message(features)[1])  # of a map: its key and its value
+        values = {entry[1][0]: parse_message(entry[2][0]) for entry in entries}
+        (encoded,) = parse_message(values[KEYS[0]][1][0])[1]
+        (label,) = parse_message(values[KEYS[1]][3][0])[1]
+        label = label if isinstance(label, int) else read_varint(label, 0)[0]  # numbers of a list may be packed
+    except (OSError, ValueError, LookupError, struct.error) as error:
+        raise InputError(f"{path} has a damaged record ({error}): copy or make it again") from None
+    if not 1 <= label <= classes:
+        raise InputError(
+            f"{path} has label {label}, and those of ImageNet's layout are 1 to dataset.classes={classes}: raise "
+            "dataset.classes, or write the files with labels from 1 on"
+        )
+    return encoded, label - 1
+
+
+def parse_message(message: bytes) -> dict[int, list[Any]]:
+    """Return the values of a protobuf message by field number, integers or bytes:
+    https://protobuf.dev/programming-guides/encoding"""
+    fields, position = defaultdict[int, list[Any]](list), 0
+    while position < len(message):
+        tag, position = read_varint(message, position)
+        if tag & 7 == VARINT:
+            value, position = read_varint(message, position)
+            fields[tag >> 3].append(value)
+            continue
+        size, position = read_varint(message, position) if tag & 7 == BYTES else (FIXED_BYTES[tag & 7], position)
+        fields[tag >> 3].append(message[position : position + size])
+        position += size
+    return fields
+
+
+def read_varint(message: bytes, position: int) -> tuple[int, int]:
+    """Return an integer of 7 bits per byte, the lowest first, and the position behind it."""
+    value = shift = 0
+    while True:
+        byte = message[position]
+        value, shift, position = value | (byte & 0x7F) << shift, shift + 7, position + 1
+        if byte < 0x80:
+            return value, position

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from scalebench.core.spec import DatasetSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import Source
-from tests.builders.runs import find_running, simulated_spec, wait_until
+from tests.builders.runs import simulated_spec, wait_until
 
 IDENTITY = {"seed": 0}
 SIZE_BYTES = 1000
@@ -175,87 +174,8 @@ def test_changed_files_are_another_folder(tmp_path):
     changes = *specs, {"version": 2}, {"input_dtype": "i1"}, {"details": {"a": 3}}
     folders = {dataclasses.replace(TOY, **change).ensure(tmp_path) for change in changes}
     assert len(folders - {folder}) == len(changes)
-    for change in ({"chunk": 3}, {"min_pool_bytes": 0}, {"details": {}}):
-        assert dataclasses.replace(TOY, **change).ensure(tmp_path, workers=1) == folder
-
-
-def test_only_large_datasets_start_processes(tmp_path, monkeypatch):
-    pools = []
-    monkeypatch.setattr(cache.ChunkedDataset, "_fill_in_pool", lambda *arguments: pools.append(arguments[-1]))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    for missing_bytes, workers in ((1, []), (0, [3])):
-        spec = dataclasses.replace(TOY.spec, seed=missing_bytes)
-        smaller = dataclasses.replace(TOY, chunk=1, spec=spec, min_pool_bytes=TOY.size_bytes + missing_bytes)
-        smaller.ensure(tmp_path)
-        assert pools == workers
-
-
-class Counted:
-    """A `make` function that logs how often it is pickled for another process."""
-
-    def __init__(self, log):
-        self.log = log
-
-    def __getstate__(self):
-        with self.log.open("a") as log:
-            log.write("sent\n")
-        return self.__dict__
-
-    def __call__(self, start, count):
-        return make(start, count)
-
-
-def test_the_dataset_is_sent_once_to_each_process(tmp_path):
-    log = tmp_path / "log"
-    folder = dataclasses.replace(TOY, chunk=1, make=Counted(log)).ensure(tmp_path / "cache", workers=2)
-    assert np.array_equal(cache.open_arrays(folder)[1], np.arange(10))
-    assert log.read_text().splitlines() == ["sent"] * 2
-
-
-POOL_SCRIPT = """
-import os, signal, sys, time
-from pathlib import Path
-import numpy as np
-from scalebench.core.spec import DatasetSpec
-from scalebench.workloads.datasets.cache import ChunkedDataset
-
-def make(start, count):
-    Path(sys.argv[1], f"pid{os.getpid()}").touch()
-    if sys.argv[2] == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1)
-    return np.zeros((count, 1)), np.zeros((count, 1))
-
-if __name__ == "__main__":
-    ChunkedDataset(DatasetSpec("slow", size=100), 1, (1,), (1,), 1, make).ensure(Path(sys.argv[1], "cache"), workers=2)
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_their_parent(tmp_path, how):
-    script = tmp_path / "script.py"
-    script.write_text(POOL_SCRIPT)
-    parent = subprocess.Popen([sys.executable, script, tmp_path, "sleep"], stderr=subprocess.PIPE)
-    try:
-        wait_until(lambda: len(list(tmp_path.glob("pid*"))) == 2)
-        pids = [int(path.name[3:]) for path in tmp_path.glob("pid*")]
-        parent.send_signal(how)
-        parent.communicate(timeout=60)
-        assert parent.returncode == -how
-        wait_until(lambda: not find_running(pids), 5.0)
-    finally:
-        parent.kill()
-        parent.communicate()
-
-
-def test_a_killed_worker_is_one_line(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(POOL_SCRIPT)
-    ended = subprocess.run([sys.executable, script, tmp_path, "die"], capture_output=True, text=True, timeout=60)
-    line = ended.stderr.splitlines()[-1]
-    assert line.startswith("scalebench.core.errors.InputError: a process that makes dataset slow")
-    assert "was killed" in line and str(tmp_path / "cache") in line and "dataset.cache=" in line
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    for change in ({"chunk": 3}, {"details": {}}):
+        assert dataclasses.replace(TOY, **change).ensure(tmp_path) == folder
 
 
 WAIT_S = 60.0

@@ -73,7 +73,7 @@ def test_grey_cmyk_and_png_pictures(folder, monkeypatch):
         picture(folder / "n11" / f"{place}.jpeg", 200, **options)
     inputs, targets = prepare(folder)
     assert brightness(inputs[targets == 3]) == [200, 200, 200]
-    monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
+    monkeypatch.setattr(image_folder, "MIN_POOL_PICTURES", 0)
     monkeypatch.setattr(image_folder, "CHUNK", 5)
     pooled = prepare(folder, cache=str(folder.parent / "other"))
     assert np.array_equal(inputs, pooled[0]) and np.array_equal(targets, pooled[1])
@@ -84,7 +84,7 @@ def test_grey_cmyk_and_png_pictures(folder, monkeypatch):
 def test_decoded_once_and_again_when_files_come_or_go(folder, monkeypatch):
     decoded = []
     decode = images.decode
-    monkeypatch.setattr(images, "decode", lambda path, side: (decoded.append(path), decode(path, side))[1])
+    monkeypatch.setattr(images, "decode", lambda path, *more: (decoded.append(path), decode(path, *more))[1])
     prepare(folder)
     prepare(folder)
     assert len(decoded) == 12
@@ -107,8 +107,7 @@ DAMAGES = {
 @pytest.mark.parametrize(("damage", "pooled"), [("cut", True), *((damage, False) for damage in DAMAGES)])
 def test_a_damaged_picture_is_named(folder, damage, pooled, monkeypatch):
     if pooled:
-        monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
-        monkeypatch.setattr(image_folder, "CHUNK", 5)
+        monkeypatch.setattr(image_folder, "MIN_POOL_PICTURES", 0)
     DAMAGES[damage](folder / "n02" / "2.JPEG")
     with pytest.raises(InputError, match=r"n02/2\.JPEG is not a complete JPEG file \(") as caught:
         prepare(folder)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -12,9 +14,9 @@ from PIL import Image
 from scalebench.core.errors import InputError
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import datasets
-from scalebench.workloads.datasets import cache, images, picture_reader
-from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
+from scalebench.workloads.datasets import images, picture_reader
 from tests.builders.configs import make_spec, take
+from tests.builders.runs import find_running, wait_until
 
 PICTURES, CLASSES, SIDE = 5, 3, 32
 MODEL = ModelSpec("resnet20_cifar10", input_shape=[SIDE, SIDE, 3], outputs=10, loss="cross_entropy", metric="accuracy")
@@ -58,8 +60,7 @@ def equal(one, other):
     )
 
 
-def test_samples_do_not_depend_on_the_workers(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(picture_reader, "MAX_AHEAD_BATCHES", 2)  # batches wrap round the end of the ring
+def test_samples_do_not_depend_on_the_workers(folder, tmp_path):
     alone, validated = open_sources(folder, tmp_path, batch=5)
     ahead, validated_ahead = open_sources(folder, tmp_path, batch=5, dataset__workers=2)
     assert alone.steps_per_epoch == 3  # of 5, 5 and 2
@@ -97,7 +98,7 @@ def test_crops_differ_between_epochs_and_seeds_but_not_in_validation(folder, tmp
 def test_the_first_samples_are_decoded_without_workers(folder, tmp_path, monkeypatch):
     central, _ = open_sources(folder, tmp_path, batch=3, dataset__augment=False)
     first = next(central.in_order())
-    monkeypatch.delattr(cache, "create_pool")
+    monkeypatch.delattr(picture_reader, "create_pool")
     samples = datasets.read_first_samples(pictures_spec(folder, tmp_path, dataset__workers=2), 3)
     assert equal([samples], [first]) and samples.inputs.shape == (3, SIDE, SIDE, 3)
 
@@ -141,7 +142,7 @@ def test_a_killed_worker_is_an_error_at_once(folder, tmp_path):
     victim = workers_alive()[0]
     os.kill(victim.pid, signal.SIGKILL)
     begin_s = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"decodes pictures \(dataset.workers=2\) was killed"):
+    with pytest.raises(InputError, match=r"decodes pictures \(dataset.workers=2\) was killed"):
         for _ in range(100):
             next(batches)
     assert time.monotonic() - begin_s < 30 and not workers_alive()
@@ -155,6 +156,37 @@ def test_mistakes_are_one_line(folder, tmp_path):
         with pytest.raises(InputError, match=message) as caught:
             open_sources(folder, tmp_path, **keys)
         assert "\n" not in str(caught.value)
-    pictures = Pictures("", str(folder), SIDE, "uint8", 0, True, 2, records=True)
-    with pytest.raises(InputError, match="TFRecord files are read by TensorFlow"):
-        PictureReader(pictures, np.zeros(1, np.int64)).read([])
+
+
+POOL_SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from scalebench.workloads.datasets.picture_reader import create_pool
+
+def work(_):
+    Path(sys.argv[1], f"pid{os.getpid()}").touch()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    list(create_pool(2).map(work, range(100)))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_parent(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(POOL_SCRIPT)
+    parent = subprocess.Popen([sys.executable, script, tmp_path], stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("pid*"))) == 2)
+        pids = [int(path.name[3:]) for path in tmp_path.glob("pid*")]
+        parent.send_signal(how)
+        if how == signal.SIGKILL:
+            parent.communicate(timeout=60)
+            wait_until(lambda: not find_running(pids), 5.0)
+        else:
+            time.sleep(0.5)
+            assert find_running(pids)  # Ctrl-C of a terminal reaches them, too: the parent ends them
+    finally:
+        parent.kill()
+        parent.communicate()

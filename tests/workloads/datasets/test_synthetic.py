@@ -13,32 +13,30 @@ from scalebench.workloads.datasets.materials import CHUNK, make_curves
 from tests.builders.configs import image_config
 
 
-def make_random(folder, size=500, seed=0, workers=1, shape=(300_000,), targets=(1,)):
+def make_random(folder, size=500, seed=0, shape=(300_000,), targets=(1,)):
     model = ModelSpec("mlp", input_shape=list(shape), target_shape=list(targets))
     config = Config(model=model, dataset=DatasetSpec("random", size=size, seed=seed))
-    return cache.open_arrays(synthetic.define_random(config).ensure(folder, workers))
+    return cache.open_arrays(synthetic.define_random(config).ensure(folder))
 
 
-def make_images(folder, side=8, workers=1, size=135, **changes):
+def make_images(folder, side=8, size=135, **changes):
     config = image_config("cifar10_synthetic", folder, side, **{"size": size, **changes})
-    return cache.open_arrays(synthetic.define_images(config).ensure(folder, workers))
+    return cache.open_arrays(synthetic.define_images(config).ensure(folder))
 
 
-def make_tokens(folder, size=300, seed=0, workers=1, length=20, classes=50):
+def make_tokens(folder, size=300, seed=0, length=20, classes=50):
     model = ModelSpec("gpt_small", input_shape=[length], target_shape=[length])
     dataset = DatasetSpec(synthetic.TOKENS, size=size, seed=seed, classes=classes, dtype="int32")
-    return cache.open_arrays(synthetic.define_tokens(Config(model=model, dataset=dataset)).ensure(folder, workers))
+    return cache.open_arrays(synthetic.define_tokens(Config(model=model, dataset=dataset)).ensure(folder))
 
 
-@pytest.mark.parametrize(("make", "size", "few", "chunk", "workers"), [
-    (make_random, 7, 5, 3, 2),
-    (make_images, 135, 70, synthetic.IMAGE_CHUNK, 1),
-    (make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 1),
-    pytest.param(make_images, 135, 70, synthetic.IMAGE_CHUNK, 2, marks=pytest.mark.slow),
-    pytest.param(make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 2, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("make", "size", "few", "chunk"), [
+    (make_random, 7, 5, 3),
+    (make_images, 135, 70, synthetic.IMAGE_CHUNK),
+    (make_tokens, 300, 70, synthetic.TOKEN_CHUNK),
 ])  # fmt: skip
-def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk, workers):
-    one, two = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size, workers=workers)
+def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk):
+    one, two = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size)
     fewer = make(tmp_path, size=few)
     for a, b, c in zip(one, two, fewer, strict=True):
         assert len(a) == size and np.array_equal(a, b) and np.array_equal(a[:few], c)
