@@ -135,14 +135,6 @@ def test_framework_folders_are_reached_through_the_registry_only():
     assert [str(line) for line in reached if not below(line.source, *allowed)] == []
 
 
-def test_only_launches_of_contracts_fork_their_ranks():
-    """The ranks of a measurement are new processes: copies of one share the layout of its memory."""
-    forks = {line.source for line in INTERNAL if line.target == "scalebench.testing.warm_ranks"}
-    launches = {line.source for line in INTERNAL if line.target == "scalebench.testing.launch"}
-    assert forks == {"scalebench.testing.launch"}
-    assert {source for source in launches if room(source) != "testing"} == {"scalebench.cli.commands.check"}
-
-
 @pytest.mark.parametrize("heavy", ["pandas", "pyarrow", "scipy", "pynvml", "rich", "omegaconf"])
 def test_low_rooms_import_heavy_libraries_where_they_are_used(heavy):
     low = [line for line in IMPORTS if room(line.source) and LAYER_OF[room(line.source)] <= LAYER_OF["analysis"]]

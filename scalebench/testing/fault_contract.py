@@ -22,7 +22,6 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.measure.progress import read_progress
 from scalebench.runner.parent import run_spec
-from scalebench.testing import zygote
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.testing.strategy_worker import CheckPlan, plan_path
 from scalebench.workloads import datasets
@@ -40,14 +39,12 @@ EXPECTED_OUTCOMES = {
 def list_own_children() -> list[psutil.Process]:
     """Return the children of this process that run a module of scalebench.
 
-    Python's own helpers do not count, though their paths have that name where the environment is in such a folder, nor
-    does what forks the ranks of other contracts.
+    Python's own helpers do not count, though their paths have that name where the environment is in such a folder.
     """
     children = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
     commands = [child.as_dict(["cmdline"])["cmdline"] or [] for child in children]  # none of one that is just over
-    pairs = zip(children, commands, strict=True)
-    ours = [(child, [part for part in command if part.startswith("scalebench.")]) for child, command in pairs]
-    return [child for child, modules in ours if modules not in ([], [zygote.__name__])]
+    return [child for child, command in zip(children, commands, strict=True)
+            if any(part.startswith("scalebench.") for part in command)]  # fmt: skip
 
 
 class FaultContract:

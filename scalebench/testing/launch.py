@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from scalebench.core.json_files import read_json, read_record, write_json
 from scalebench.core.run_folder import rank_log_name, rank_record_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import launchers
-from scalebench.runner.launchers.supervise import StartProgram
 from scalebench.testing.strategy_worker import CheckPlan, RankChecks, plan_path
-from scalebench.testing.warm_ranks import WarmRanks
 from scalebench.workloads import datasets
 
 # Without dropout, which draws differently on each device, and without TF32, whose rounding is above the tolerances that
@@ -35,7 +32,6 @@ UNEVEN_WORKLOAD = ("dataset.size=221", "train.global_batch=31", *COMMON_OVERRIDE
 EVEN_WORKLOAD = ("dataset.size=240", "train.global_batch=60", *COMMON_OVERRIDES)
 MAX_LOG_CHARS = 3000
 Weights = dict[str, Any]
-_start: StartProgram | None = None  # of ranks; None: each is a new process
 ChangeSpec = Callable[[RunSpec], RunSpec]
 
 
@@ -76,18 +72,6 @@ class ContractRanks:
         return self.spec.config.model.params or self.ranks[0].params
 
 
-@contextmanager
-def warm_launches() -> Iterator[None]:
-    """Have launches of this module fork their ranks within the block: see warm_ranks."""
-    global _start
-    with closing(WarmRanks()) as ranks:
-        _start = ranks.start_program
-        try:
-            yield
-        finally:
-            _start = None
-
-
 def launch_checks(
     overrides: list[str], folder: Path, change: ChangeSpec = lambda spec: spec, plan: CheckPlan | None = None
 ) -> ContractRanks:
@@ -120,7 +104,7 @@ def run_worker_module(
     folder.mkdir(parents=True, exist_ok=True)
     datasets.prepare(spec.config)
     write_spec(spec, folder)
-    outcome = launchers.launch(spec, folder, "contract", module=module, start=_start)
+    outcome = launchers.launch(spec, folder, "contract", module=module)
     if any(outcome.exit_codes[rank] != 0 for rank in range(spec.processes) if rank not in spec.services):
         _report_failure(spec, folder, f"exit statuses {outcome.exit_codes}, {outcome.timeout}")
     return spec

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 from scalebench.runner.launchers import local
-from scalebench.testing import zygote
-from scalebench.testing.warm_ranks import PRELOADED, WORKERS, Forker, NotForked, WarmRanks, check_forks
+from tests.builders import zygote
+from tests.builders.warm_ranks import PRELOADED, WORKERS, Forker, NotForked, WarmRanks, check_forks
 
 PROGRAM = "scalebench.__main__"
 PRELOADED[PROGRAM] = (

@@ -19,12 +19,12 @@ from scalebench.core.process import build_python_command
 from scalebench.core.spec import write_spec
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
-from scalebench.testing import warm_ranks as module
 from scalebench.testing.launch import EVEN_WORKLOAD
-from scalebench.testing.warm_ranks import WarmProcess
 from scalebench.workloads import datasets
+from tests.builders import warm_ranks as module
 from tests.builders.runs import find_running, simulated_spec, wait_until
 from tests.builders.warm_program import WarmSession
+from tests.builders.warm_ranks import WarmProcess
 
 RANK = "tests.testing.warm_rank_modules"
 LIMIT_S = 300.0

@@ -247,14 +247,12 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
     """Run the tests of these contracts with files in `folder`. Raise nothing but KeyboardInterrupt."""
     import pytest
 
-    from scalebench.testing.launch import warm_launches
-
     (folder / "pytest.ini").write_text(PYTEST_SETTINGS, encoding="utf-8")
     for case in cases:
         (folder / f"test_{next(_numbers)}.py").write_text(case.source(), encoding="utf-8")
     listener = ResultListener()
     folders = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
-    with pytest.MonkeyPatch.context() as patch, warm_launches():
+    with pytest.MonkeyPatch.context() as patch:
         for name in PYTEST_VARIABLES:
             patch.delenv(name, raising=False)
         status = pytest.main([*folders, f"--basetemp={folder / 'runs'}", *WITHOUT_PLUGINS, str(folder)], [listener])

@@ -28,7 +28,6 @@ from scalebench.runner.launchers.supervise import (
     STACK_SIGNAL,
     GroupExit,
     LaunchRequest,
-    Program,
     RankGroup,
     find_stopped,
     is_stopped,
@@ -58,13 +57,12 @@ def launch(request: LaunchRequest) -> GroupExit:
 
 def _start(
     request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None, by_mpi: bool = False
-) -> Program:
+) -> subprocess.Popen[bytes]:
     command = build_python_command("-m", request.module, str(request.folder))
     variables = build_environment(request.spec, request.run_id, rank, addresses, by_mpi)
     variables |= placement.make_cpus_variable(request.spec, rank)
     in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
-    start = request.start or start_program
-    return start(command, variables, request.folder / rank_log_name(rank), in_foreground, network)
+    return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground, network)
 
 
 def start_program(
@@ -92,7 +90,7 @@ def start_program(
 class Child:
     """A child of this process; the leader of a process group unless it runs in the foreground."""
 
-    def __init__(self, process: Program) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
     @property
@@ -178,7 +176,7 @@ class Children(RankGroup[Child]):
             child.reap()
 
 
-def _process_group(process: Program) -> int | None:
+def _process_group(process: subprocess.Popen[bytes]) -> int | None:
     try:
         return os.getpgid(process.pid)
     except ProcessLookupError:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from scalebench.core.machine.private_network import PrivateNetwork
 from scalebench.core.process import POLL_INTERVAL_S, cancelled, read_process_stat, wait_until
 from scalebench.core.run_folder import Turn
 from scalebench.core.spec import RunSpec
@@ -29,23 +28,6 @@ STACK_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
 OnProgress = Callable[[list[RankProgress]], None]
 
 
-class Program(Protocol):
-    """A program that was started, as subprocess.Popen has it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int, /) -> None: ...
-
-
-# It takes what local.start_program takes: command, environment, log, whether in the foreground, and network.
-StartProgram = Callable[[list[str], dict[str, str], Path, bool, PrivateNetwork | None], Program]
-
-
 @dataclass(frozen=True)
 class LaunchRequest:
     """One group of processes to start: all ranks of `spec`, in a folder that every host of them sees."""
@@ -56,7 +38,6 @@ class LaunchRequest:
     on_progress: OnProgress = lambda progress: None  # called regularly while they run
     module: str = WORKER  # run by each rank, with the folder as its argument
     turns: Turns | None = None  # of a run that takes turns with others
-    start: StartProgram | None = None  # of ranks on this machine; None: each is a new process, as a measurement needs
 
 
 class Launcher(Protocol):

@@ -1,4 +1,4 @@
-"""A process that has imported a framework and forks ranks for tests: `python -m scalebench.testing.zygote DESCRIPTOR`.
+"""A process that has imported a framework and forks ranks for tests: `python -m tests.builders.zygote DESCRIPTOR`.
 
 It imports what the requests name that it reads from a socket, and forks a process for each. These start with modules
 and nothing else, as a zygote never trains. See warm_ranks, which sends the requests.

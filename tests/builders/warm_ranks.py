@@ -1,7 +1,7 @@
 """Ranks of tests that start as copies of a process which has imported their framework, in a tenth of the time.
 
 A measurement has no such ranks: copies share the layout of their memory, so that the spread between starts, which
-intervals rest on, would be understated. Only contracts and tests ask for them.
+intervals rest on, would be understated. Only tests ask for them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from scalebench.core.process import build_python_command
 from scalebench.core.run_folder import SPEC_FILE
 from scalebench.runner.launchers.local import start_program
 from scalebench.runner.launchers.rank_environment import THREAD_VARIABLES, common_environment
-from scalebench.runner.launchers.supervise import Program
-from scalebench.testing import zygote
-from scalebench.testing.zygote import MAX_MESSAGE_BYTES, drop_per_rank
+from tests.builders import zygote
+from tests.builders.zygote import MAX_MESSAGE_BYTES, drop_per_rank
 
 # Ranks of a framework import these besides the adapter of their strategy; torch imports its compiler at the first step
 # of an optimizer. A test fails where ranks import more than a few small modules after they were forked.
@@ -156,7 +155,7 @@ class WarmRanks:
         log: Path,
         in_foreground: bool,
         network: PrivateNetwork | None = None,
-    ) -> Program:
+    ) -> subprocess.Popen[bytes] | WarmProcess:
         """Start a rank as local.start_program does: forked, or where that is not possible as a new process."""
         if not in_foreground:
             namespaces = [] if network is None else network.descriptors
