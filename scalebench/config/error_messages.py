@@ -14,10 +14,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from scalebench.config import aliases, compose
+from scalebench.config import aliases
 from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, nearest_name, unknown_name_message
 from scalebench.core.spec import Config
+from scalebench.strategies import registry
 
 VALUE_TYPES = {"integer": "a whole number", "float": "a number", "bool": "true or false", "boolean": "true or false"}
 UNITS = {"_s": " of seconds", "_minutes": " of minutes", "_bytes": " of bytes"}  # by the end of a key
@@ -33,7 +34,6 @@ SEARCH_PACKAGE = "scalebench-search"
 SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
 GLOBAL_HEADER = "# @package _global_"
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
-SWEPT = "hydra.sweeper.params."
 EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
 
 
@@ -67,24 +67,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], list[str]], str]], ...] = (
 
 
 def explain_error(error: BaseException, arguments: list[str]) -> str:
-    """Return one line for an error that composing and checking the config of these arguments raised.
-
-    It begins with the chosen file where the fault is an interpolation of that file, or is among its swept values.
-    """
-    line = _explain_error(error, arguments)
-    for argument in arguments:
-        file = argument.replace("=", "/", 1)
-        values = dict(compose.list_values(compose.read_files.get(file, {})))
-        keys = [key.removeprefix(SWEPT) for key in values if key.startswith(SWEPT)]
-        swept = {key for key in keys if not any(other.startswith(f"{key}=") for other in arguments)}
-        named = any(re.search(rf"(^|'){re.escape(key)}['=]|^no {re.escape(key)} '", line) for key in swept)
-        wanted = re.search(r"Interpolation key '([^']+)'|Unsupported interpolation type (\w+)", str(error))
-        if named or (wanted and any("${" + (wanted[1] or wanted[2]) in str(value) for value in values.values())):
-            return f"{file}.yaml: {line}"
-    return line
-
-
-def _explain_error(error: BaseException, arguments: list[str]) -> str:
+    """Return one line for an error that composing and checking the config of these arguments raised."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if in_file := re.match(r"(?:In|Invalid defaults list in) '?([^':]+)'?[:,] (.*)", str(error), re.DOTALL):
@@ -280,6 +263,9 @@ def _explain_missing_file(error: MissingConfigException) -> str:
 
 def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
     """Return a line such as `no strategy 'mirorred'; did you mean 'mirrored'?`, or where the names are listed."""
+    for kind, of_group in registry.CONFIG_GROUPS.items():  # what a plugin registers without its YAML
+        if of_group == group and (entry := registry.plugin_entries(kind).get(name)) and entry.problem is not None:
+            return entry.problem
     hint = aliases.read_names(group).get(aliases.normalize_name(name))
     if "/" in name or Path(name).suffix in FILE_SUFFIXES:
         hint = FILE_HINTS.get(group)

@@ -1,4 +1,4 @@
-"""The YAML files of all config groups, built-in and from plugins, and which of them cannot be used.
+"""The YAML files of all config groups, built-in and from plugins.
 
 Hydra silently takes the first file of a name on its search path. Names that occur twice are detected here: a run that
 chooses one of them fails, and the others go on.
@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 from scalebench.core import plugins
 from scalebench.core.errors import PluginError
 from scalebench.core.plugins import BUILT_IN, PLUGINS_VARIABLE
-from scalebench.core.spec import DatasetSpec, HardwareSpec, ModelSpec, StrategySpec
+from scalebench.core.spec import StrategySpec
 
 GROUP = "scalebench.configs"
 MAX_DESCRIPTION_CHARACTERS = 100
-# Groups whose files contain a name, which a run records.
-NAMED_GROUPS = {"strategy": StrategySpec, "model": ModelSpec, "dataset": DatasetSpec, "hardware": HardwareSpec}
+NAMED_GROUPS = ("strategy", "model", "dataset", "hardware")  # whose files contain a name, which a run records
 # The kinds that `scalebench list` shows, and the config group of each.
 LIST_KINDS = {
     "strategies": "strategy",
@@ -39,8 +38,6 @@ class ConfigFiles(NamedTuple):
 
     folders: list[tuple[str, Path]]  # distribution and folder of each plugin
     files: dict[str, list[tuple[str, Path]]]  # "strategy/ddp.yaml" -> origin and path of each; the first one counts
-    problems: dict[tuple[str, str], str]  # (group, name) -> why a run that chooses it fails
-    unusable: set[tuple[str, str]]  # (group, name) of the problems whose file cannot even be composed
     warnings: list[str]  # faults that fail no run
 
 
@@ -53,45 +50,35 @@ def conf_dir() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def find_config_files() -> ConfigFiles:
-    """Look into all folders, without importing anything of a plugin."""
-    folders, warnings = _find_plugin_folders()
+    """Look into all folders, without importing or reading anything of a plugin."""
+    origins: dict[Path, str] = {}
+    warnings = []
+    for entry in plugins.plugin_entries("configs"):
+        if (folder := package_folder(entry.target)) is not None:
+            origins.setdefault(folder, entry.origin)
+            continue
+        missing = f"plugin {entry.origin} registers the config package '{entry.target}', which is not there"
+        warnings.append(f"{missing}: its YAML files are left out")
+    folders = [(origin, folder) for folder, origin in origins.items()]
     files: dict[str, list[tuple[str, Path]]] = {}
     for origin, folder in [(BUILT_IN, conf_dir()), *folders]:
         for path in sorted(folder.rglob("*.yaml")):
             files.setdefault(path.relative_to(folder).as_posix(), []).append((origin, path))
-    problems: dict[tuple[str, str], str] = {}
-    unusable = set()
     for name, candidates in files.items():
-        (first, path), (group, _, stem) = candidates[0], name.removesuffix(".yaml").rpartition("/")
-        read_error = _read_error(path, group) if first != BUILT_IN else None
-        problem = None
-        if read_error:
-            problem = f"{name} of {first} cannot be read: {read_error}"
-            unusable.add((group, stem))
-        elif len(candidates) > 1:
-            both = f"{name} comes from both {first} and {candidates[1][0]}"
-            problem = f"{both}; uninstall one of them or set {PLUGINS_VARIABLE}"
-        if problem is not None and group in NAMED_GROUPS and (read_error or read_name(path) == stem):
-            problems[group, stem] = problem
-        elif problem is not None:
-            warnings.append(f"{problem}; until then the one of {first} counts")
-    return ConfigFiles(folders, files, problems, unusable, warnings)
+        if len(candidates) > 1 and name.partition("/")[0] not in NAMED_GROUPS:
+            warnings.append(f"{_describe_conflict(name, candidates)}; until then the one of {candidates[0][0]} counts")
+    return ConfigFiles(folders, files, warnings)
 
 
-def _read_error(path: Path, group: str) -> str | None:
-    """Return why Hydra cannot compose a plugin's file of a named group; None where it can, or in another group."""
-    if group not in NAMED_GROUPS or "@package" in path.read_text(errors="replace"):
-        return None
-    from omegaconf import OmegaConf
+def _describe_conflict(name: str, candidates: list[tuple[str, Path]]) -> str:
+    both = f"{name} comes from both {candidates[0][0]} and {candidates[1][0]}"
+    return f"{both}; uninstall one of them or set {PLUGINS_VARIABLE}"
 
-    try:
-        tree = {key: value for key, value in read_yaml(path).items() if key != "defaults"}
-        OmegaConf.merge(OmegaConf.structured(NAMED_GROUPS[group]), tree)
-    except PluginError as error:
-        return str(error).partition(" cannot be read: ")[2]
-    except Exception as error:  # not only OmegaConf's own
-        return str(error).partition("\n")[0] or type(error).__name__
-    return None
+
+def find_conflict(group: str, name: str) -> str | None:
+    """Explain why a run that chooses this name fails: two packages bring its file. None where there is one, or none."""
+    candidates = find_config_files().files.get(file := f"{group}/{name}.yaml", [])
+    return _describe_conflict(file, candidates) if len(candidates) > 1 else None
 
 
 def plugin_folders() -> list[tuple[str, Path]]:
@@ -100,13 +87,11 @@ def plugin_folders() -> list[tuple[str, Path]]:
 
 
 def list_options(group: str) -> dict[str, Path]:
-    """Return the YAML file of each name in a config group, but for those that cannot be read."""
-    config_files, paths = find_config_files(), {}
-    for file, candidates in config_files.files.items():
-        file_group, _, name = file.removesuffix(".yaml").rpartition("/")
-        if file_group == group and (group, name) not in config_files.unusable:
-            paths[name] = candidates[0][1]
-    return dict(sorted(paths.items()))
+    """Return the YAML file of each name in a config group."""
+    names = (
+        (file.removesuffix(".yaml").rpartition("/"), paths[0][1]) for file, paths in find_config_files().files.items()
+    )
+    return dict(sorted((name, path) for (file_group, _, name), path in names if file_group == group))
 
 
 def file_origin(group: str, name: str) -> str | None:
@@ -257,15 +242,3 @@ def package_folder(package: str) -> Path | None:
     if not all(part.isidentifier() for part in below):
         return None
     return next((path for parent in parents if (path := Path(parent, *below)).is_dir()), None)
-
-
-def _find_plugin_folders() -> tuple[list[tuple[str, Path]], list[str]]:
-    folders: dict[Path, str] = {}
-    warnings = []
-    for entry in plugins.plugin_entries("configs"):
-        if (folder := package_folder(entry.target)) is not None:
-            folders.setdefault(folder, entry.origin)
-            continue
-        missing = f"plugin {entry.origin} registers the config package '{entry.target}', which is not there"
-        warnings.append(f"{missing}: its YAML files are left out")
-    return [(origin, folder) for folder, origin in folders.items()], warnings

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import itertools
 from dataclasses import dataclass
 
 from scalebench.core import config_files, plugins
@@ -45,21 +46,19 @@ class RegistryEntry:
 def strategy_entries() -> dict[str, RegistryEntry]:
     """Return all strategies by name: those of our YAML files and of plugins, which name the class in the YAML too, or
     by an entry point `scalebench.strategies`."""
-    files = config_files.find_config_files()
     entries = plugin_entries("strategies")
-    for group, name in files.unusable:
-        if group == "strategy" and name not in entries:
-            origin = config_files.file_origin(group, name) or BUILT_IN
-            entries[name] = RegistryEntry(name, origin, problem=files.problems[group, name])
     for file_name, path in config_files.list_options("strategy").items():
         origin = config_files.file_origin("strategy", file_name) or BUILT_IN
         name = config_files.read_name(path) or file_name
         if name in entries or (name != file_name and name in built_in_strategies()):  # one of ours with other options
             continue
         problem = None
-        if origin != BUILT_IN and not config_files.read_composed("strategy", path).get("adapter"):
-            fault = "which names no class: add adapter: MODULE:CLASS"
-            problem = f"strategy '{name}': {origin} brings strategy/{path.name}, {fault}"
+        try:
+            if origin != BUILT_IN and not config_files.read_composed("strategy", path).get("adapter"):
+                fault = "which names no class: add adapter: MODULE:CLASS"
+                problem = f"strategy '{name}': {origin} brings strategy/{path.name}, {fault}"
+        except PluginError as error:
+            problem = str(error)
         entries[name] = RegistryEntry(name, origin, problem=problem)
     return entries
 
@@ -108,14 +107,6 @@ def describe_unmade(group: str, name: str) -> str | None:
     )
 
 
-def names_without_yaml() -> set[tuple[str, str]]:
-    """Return (config group, name) of the entries of plugins that have no file that Hydra could compose."""
-    registered = {(group, name) for kind, group in CONFIG_GROUPS.items() for name in plugin_entries(kind)}
-    return {
-        (group, name) for group, name in registered if config_files.file_origin(group, name) is None
-    } | config_files.find_config_files().unusable
-
-
 def find_strategy(name: str) -> RegistryEntry:
     """Return the entry of that name; raise InputError with the nearest name if there is none."""
     entries = strategy_entries()
@@ -159,9 +150,8 @@ def refuse_broken_plugins(config: Config) -> None:
         entry = (strategy_entries() if kind == "strategies" else plugin_entries(kind)).get(names[group])
         if entry is not None and entry.problem is not None:
             raise PluginError(entry.problem)
-    for chosen in names.items():
-        if chosen in config_files.find_config_files().problems:
-            raise PluginError(config_files.find_config_files().problems[chosen])
+    for conflict in filter(None, itertools.starmap(config_files.find_conflict, names.items())):
+        raise PluginError(conflict)
     functions = {
         "model": config.model.torch or config.model.keras,
         "dataset": config.dataset.builder or config.dataset.loader,

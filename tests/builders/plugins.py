@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from scalebench.config import compose
 from scalebench.core import config_files, plugins
 from scalebench.strategies import registry
 
@@ -33,8 +34,10 @@ def strategy_yaml(name, **keys):
 def clear_plugin_caches():
     """Forget which plugins are installed."""
     plugins._all_entries.cache_clear()
-    for cached in (registry.strategy_entries, config_files.find_config_files, config_files.read_strategy_config):
-        cached.cache_clear()
+    registry.strategy_entries.cache_clear()
+    config_files.find_config_files.cache_clear()
+    config_files.read_strategy_config.cache_clear()
+    compose._keep_loader.cache_clear()
 
 
 class Distributions:

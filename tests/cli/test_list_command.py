@@ -88,23 +88,21 @@ def test_an_entry_has_its_options_with_defaults_and_remarks(capsys):
 def test_broken_plugins_have_their_line_and_hide_no_other(dists, capsys):
     dists.strategy("sound", "sound-plugin", code="raise SystemExit")  # which nobody imports here
     dists.strategy("unreadable", "u-plugin", yaml="a: [")
-    dists.strategy("unknown", "k-plugin", yaml="name: unknown\nframewrk: none\n")
     dists.strategy("lonely", "l-plugin", yaml=None)
     dists.strategy("ddp", "d-plugin", yaml=strategy_yaml("ddp"))
     lines, entries = read_list(capsys, "strategies")
     assert lines.index("from sound-plugin") == next(i for i, line in enumerate(lines) if line.startswith("  sound")) - 1
     assert entries["sound"].startswith("yes") and entries["bare_torch"].startswith("yes")
     notes = dict(line.split(": ", 1) for line in lines if line.startswith("no ("))
-    reasons = {name: notes[entries[name][: len("no (1)")]] for name in ("ddp", "lonely", "unreadable", "unknown")}
+    reasons = {name: notes[entries[name][: len("no (1)")]] for name in ("ddp", "lonely", "unreadable")}
     assert "strategy 'ddp' is registered by both scalebench and d-plugin; " in reasons["ddp"]
     assert "strategy 'lonely': l-plugin registers it and brings no strategy/lonely.yaml" in reasons["lonely"]
-    for name, reason in {"unreadable": "cannot be read: ", "unknown": "framewrk"}.items():
-        assert f"{name}.yaml" in reasons[name] and reason in reasons[name]
+    assert "unreadable.yaml cannot be read: " in reasons["unreadable"]
     assert main(["list", "strategies", "lonely"]) == 2
     assert "brings no strategy/lonely.yaml" in capsys.readouterr().err
     dists.strategy("listed", "s-plugin", yaml="- 1")
     faults = [plugins_command.check_entry_point(point).fault for point in plugins_command.list_allowed_points()]
-    for part in ("unreadable.yaml of u-plugin cannot be read: ", "it should have keys with values", "framewrk"):
+    for part in ("unreadable.yaml cannot be read: ", "it should have keys with values"):
         assert any(part in (fault or "") for fault in faults), faults
 
 

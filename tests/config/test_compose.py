@@ -4,7 +4,6 @@ import functools
 import itertools
 import os
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -142,15 +141,6 @@ def test_files_that_name_each_other_compose_as_in_hydra(lines, tmp_path):
     for line in [*lines, *lines[::-1]]:
         name = "untyped" if line.startswith("--untyped") else "config"
         compare([line.removeprefix("--untyped").split()], loaders, name)
-
-
-def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
-    shutil.copytree(conf_dir(), tmp_path / "conf")
-    monkeypatch.setattr(composing, "conf_dir", lambda: tmp_path / "conf")
-    file = tmp_path / "conf" / "measure" / "quick.yaml"
-    before = composing.compose_config(["measure=quick"]).measure.max_s
-    file.write_text(file.read_text().replace(f"max_s: {before}", "max_s: 123.25", 1))
-    assert composing.compose_config(["measure=quick"]).measure.max_s == 123.25 != before
 
 
 def test_compose_works_as_the_command_line(monkeypatch):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from scalebench.config.compose import compose_config
+from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
 from scalebench.config.resolve import resolve
 from scalebench.core import config_files, plugins
 from scalebench.core.errors import PluginError
@@ -19,7 +20,7 @@ FOLDER = {"configs": {"a": "a.conf"}}
 
 def test_the_yaml_of_an_enabled_plugin_is_found(dists, monkeypatch):
     files = config_files.find_config_files()
-    assert (files.folders, files.problems, files.warnings) == ([], {}, [])
+    assert (files.folders, files.warnings) == ([], [])
     assert config_files.list_groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
     assert config_files.strategy_option_defaults("simulated")["step_s"] == 0.001
     root = dists.strategy(options={"step_s": 0.25, "mode": "fast"})
@@ -61,7 +62,8 @@ def test_a_built_in_yaml_cannot_be_shadowed(dists):
     dists.add("a", {"a/__init__.py": "", **files, **{f"a/conf/{name}.yaml": "" for name in others}}, FOLDER)
     both = "{}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
     found = config_files.find_config_files()
-    assert found.problems == {tuple(name.split("/")): both.format(name) for name in named}
+    assert [config_files.find_conflict(*name.split("/")) for name in named] == [both.format(name) for name in named]
+    assert config_files.find_conflict("strategy", "ddp_gloo") is config_files.find_conflict("strategy", "none") is None
     until = "; until then the one of scalebench counts"
     assert sorted(found.warnings) == [f"{both.format(name)}{until}" for name in others]
     for name in named:
@@ -70,7 +72,7 @@ def test_a_built_in_yaml_cannot_be_shadowed(dists):
     for dist in ("first", "second"):
         dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# a comment\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
     line = "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
-    assert config_files.find_config_files().problems["hardware", "h"] == line
+    assert config_files.find_conflict("hardware", "h") == line
 
 
 def test_a_plugins_yaml_inherits_from_ours_and_states_what_differs(dists):
@@ -117,44 +119,21 @@ def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists):
     )
 
 
-FAULTS = {
-    "a: [": "while parsing a flow node",
-    "- 1": "it should have keys with values",
-    "name: {name}\nnamex: 1": "Key 'namex' not in '",
-    "name: [1]": "Cannot convert 'ListConfig' to string",
-}
-
-
-def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(dists):
-    groups = ["strategy", "model", "dataset", "hardware"]
-    files, problems = {f"a/conf/{group}/sound.yaml": "name: sound" for group in groups}, {}
-    for group in groups:
-        for number, (text, reason) in enumerate(FAULTS.items()):
-            files[f"a/conf/{group}/mine{number}.yaml"] = text.replace("{name}", f"mine{number}")
-            problems[group, f"mine{number}"] = f"{group}/mine{number}.yaml of a cannot be read: {reason}"
-    # One with interpolations and defaults can be composed.
-    files["a/conf/model/x.yaml"] = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
-    files["a/conf/strategy/y.yaml"] = "# @package _global_\ngpus: 1\n"
-    dists.add("a", files, FOLDER)
-    found = config_files.find_config_files()
-    assert found.problems.keys() == found.unusable == problems.keys()
-    assert [key for key in problems if not found.problems[key].startswith(problems[key])] == []
-    assert all("sound" in config_files.list_options(group) for group in groups)
-    assert not [name for group, name in problems if name in config_files.list_options(group)]
-    assert registry.find_strategy("mine0").problem == found.problems["strategy", "mine0"]
-
-
-def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists):
+def test_only_runs_of_a_broken_file_are_refused_until_it_is_repaired(dists):
     root = dists.strategy()
     file, overrides = root / "my_plugin/conf/strategy/mine.yaml", ["strategy=mine", "gpus=1", "hardware=cpu"]
-    for text in ("a: [", "name: mine\nnamex: 1", strategy_yaml("mine")):
+    for text in ("a: [", "- 1", "name: mine\nnamex: 1", "name: [1]"):
         file.write_text(text)
         clear_plugin_caches()
-        spec = resolve(compose_config(overrides))
-        if text != strategy_yaml("mine"):
-            assert spec.plugin_error.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
-            assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
-    assert (spec.plugin_error, spec.config.strategy.description) == (None, "a plugin's own")
+        with pytest.raises(EXPECTED_ERRORS) as caught:
+            compose_config(overrides)
+        assert "mine.yaml" in explain_error(caught.value, overrides)
+        assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
+        assert "mine" in registry.strategy_entries()
+    assert registry.find_strategy("mine").problem is None
+    file.write_text(strategy_yaml("mine"))
+    clear_plugin_caches()
+    assert resolve(compose_config(overrides)).config.strategy.description == "a plugin's own"
 
 
 def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists):

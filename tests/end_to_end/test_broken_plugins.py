@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.config.compose import compose, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import PLUGIN_LOG
 from scalebench.core.spec import ModelSpec, StopSpec, TrainSpec, write_spec
@@ -40,13 +39,6 @@ OF_CODE = {
         " of leaves-dist cannot be loaded from leaves_dist.code:Mine: leaves_dist.code ends the program when it is "
         "imported (SystemExit: 3); what it runs, or reads from the command line, should be under "
         '`if __name__ == "__main__":`', "sys.exit(3)",
-    ),
-}  # fmt: skip
-OF_METADATA = {
-    "no_yaml": (
-        {"yaml": None},
-        ": no-yaml-dist registers it and brings no strategy/no_yaml.yaml: "
-        "it needs that file, in a package that its entry point scalebench.configs names", None,
     ),
 }  # fmt: skip
 
@@ -82,15 +74,6 @@ def check_rows(done, faults, sound=("simulated",)):
             log = (folder / row["log"]).read_text()
             assert "Traceback" in log and logged in log
             assert reported.endswith(f"(log: {folder.absolute() / row['log']})")
-
-
-@pytest.mark.slow
-def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists):
-    install(dists, OF_METADATA)
-    done = sweep(["simulated", *OF_METADATA], "measure.cool_down_s=100")
-    check_rows(done, OF_METADATA)
-    assert done.stderr == "" and "cooling down" not in done.stdout
-    assert not list(Path("out").glob("*/rank0.log"))[1:], "no process but that of the simulated run was started"
 
 
 @pytest.mark.slow
@@ -183,12 +166,3 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists, tmp_path):
     result = parent.run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason, result.log) == ("failed", spec.plugin_error, PLUGIN_LOG)
     assert "return 1 / 0" in (tmp_path / "run" / PLUGIN_LOG).read_text()
-
-
-@pytest.mark.parametrize("part", ["model", "dataset"])
-def test_what_is_registered_without_a_yaml_has_a_row(dists, tmp_path, part):
-    dists.add("a-dist", points={f"{part}s": {"mine": "a:f"}})
-    composed = compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])
-    result = parent.run_spec(resolve(to_config(composed)), tmp_path / "run")
-    assert result.status == "failed"
-    assert (result.reason or "").startswith(f"{part} 'mine': a-dist registers it and brings no {part}/mine.yaml")

@@ -121,8 +121,12 @@ def _print_kind(console: Console, kind: str, show_all: bool) -> None:
 def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
     """Return the further columns of an entry. `notes` gets the reasons that are too long for a column."""
     file = config_files.list_options(group).get(name)
+    try:
+        text = "" if file is None else config_files.describe_entry(file)
+    except ValueError:  # of a plugin, whose fault must not hide the others
+        text = ""
     if group != "strategy":
-        return ["" if file is None else config_files.describe_entry(file)]
+        return [text]
     support = find_strategy_support(name)
     label = support.label
     if support.reason and not label:
@@ -130,10 +134,7 @@ def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
         label = numbers.get(support.reason) or f"no ({sum(key.startswith('no (') for key in notes) + 1})"
     if support.reason:
         notes.setdefault(label, support.reason)
-    try:
-        return [label or "yes", "" if file is None else config_files.describe_entry(file)]
-    except ValueError:  # of a plugin, whose fault must not hide the other strategies
-        return [label or "yes", ""]
+    return [label or "yes", text]
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Support:
 
 def find_strategy_support(name: str) -> Support:
     """Return whether a strategy can run on this machine."""
-    problem = registry.find_strategy(name).problem or config_files.find_config_files().problems.get(("strategy", name))
+    problem = registry.find_strategy(name).problem or config_files.find_conflict("strategy", name)
     if problem is not None:
         return Support(reason=problem)
     file = config_files.list_options("strategy")[name]

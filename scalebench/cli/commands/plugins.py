@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser, make_console
 from scalebench.core import config_files, plugins
-from scalebench.core.errors import InputError, describe_exception
+from scalebench.core.errors import InputError, PluginError, describe_exception
 from scalebench.core.plugins import PluginEntry
 from scalebench.strategies import registry
 
@@ -65,9 +66,11 @@ def list_allowed_points() -> list[PluginEntry]:
     registered = {point.name for point in points if point.kind == "strategies"}
     for name, path in config_files.list_options("strategy").items():
         origin = config_files.file_origin("strategy", name)
-        adapter = config_files.read_composed("strategy", path).get("adapter") if origin in versions else None
-        if adapter is not None and name not in registered:
-            points.append(PluginEntry("strategies", name, str(adapter), str(origin), versions[str(origin)]))
+        if origin not in versions or name in registered:
+            continue
+        with contextlib.suppress(PluginError):  # which its YAML files say
+            if (adapter := config_files.read_composed("strategy", path).get("adapter")) is not None:
+                points.append(PluginEntry("strategies", name, str(adapter), str(origin), versions[str(origin)]))
     return sorted(points, key=lambda point: (point.origin, list(KIND_TEXTS).index(point.kind)))
 
 
@@ -78,7 +81,7 @@ def check_entry_point(point: PluginEntry) -> LoadCheck:
         if point.kind == "configs":
             return _check_yaml_files(point)
         if point.kind == "strategies":
-            fault = config_files.find_config_files().problems.get(("strategy", point.name))
+            fault = config_files.find_conflict("strategy", point.name)
             if fault is None:
                 registry.load_strategy(point.name)
         else:
@@ -103,12 +106,9 @@ def _check_yaml_files(point: PluginEntry) -> LoadCheck:
 
 def _list_yaml_faults(files: dict[str, Path]) -> Iterator[str]:
     """Yield what is wrong with YAML files."""
-    loaded = config_files.find_config_files()
     for file, path in files.items():
         group, _, stem = file.removesuffix(".yaml").rpartition("/")
-        if (group, stem) in loaded.problems:
-            yield loaded.problems[group, stem]
-        yield from (line for line in loaded.warnings if line.startswith(f"{file} "))
+        yield from filter(None, [config_files.find_conflict(group, stem)])
         tree = config_files.read_composed(group, path)
         name = str(tree.get("name"))
         if group == "strategy" and name in registry.strategy_entries():
