@@ -229,7 +229,8 @@ class YamlSource(FileConfigSource):
             raise
         except (OSError, ValueError, YAMLError) as error:  # a single word, a wrong header, a zero byte, not in UTF-8
             line = " ".join(str(error).split())
-            raise InputError(f"{self.path}/{config_path} is not a YAML file of keys and values: {line}") from error
+            path = Path(self.path, self._normalize_file_name(config_path))
+            raise InputError(f"{path} is not a YAML file of keys and values: {line}") from error
 
 
 @functools.lru_cache(10_000)
