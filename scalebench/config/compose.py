@@ -178,7 +178,7 @@ def _check_keys(part: Any, value: Any, key: str) -> None:
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, below in inner:
         inner_key = f"{key}.{name}".removeprefix(".")
-        if dataclasses.is_dataclass(part) and not hasattr(part, name):
+        if dataclasses.is_dataclass(part) and not hasattr(part, str(name)):
             raise InputError(f"{inner_key} is not a key")
         _check_keys(getattr(part, str(name), None), below, inner_key)
 

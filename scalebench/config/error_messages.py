@@ -263,8 +263,9 @@ def _explain_missing_file(error: MissingConfigException) -> str:
 
 def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
     """Return a line such as `no strategy 'mirorred'; did you mean 'mirrored'?`, or where the names are listed."""
-    for kind, of_group in registry.CONFIG_GROUPS.items():  # what a plugin registers without its YAML
-        if of_group == group and (entry := registry.plugin_entries(kind).get(name)) and entry.problem is not None:
+    for points, of_group in registry.CONFIG_GROUPS.items():  # what a plugin registers without its YAML
+        entry = registry.plugin_entries(points).get(name) if of_group == group else None
+        if entry is not None and entry.problem is not None:
             return entry.problem
     hint = aliases.read_names(group).get(aliases.normalize_name(name))
     if "/" in name or Path(name).suffix in FILE_SUFFIXES:
