@@ -8,7 +8,17 @@ import sys
 from benchmarks import loop_overhead
 from scalebench.core.errors import unknown_name_message
 
-NAMES = (*loop_overhead.CASES, "start_up", "turns", "load_10000", "coverage", "soak", "predict_error")
+NAMES = (
+    *loop_overhead.CASES,
+    "resnet50",
+    "decoding",
+    "start_up",
+    "turns",
+    "load_10000",
+    "coverage",
+    "soak",
+    "predict_error",
+)
 
 
 def main() -> int:

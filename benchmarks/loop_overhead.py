@@ -46,6 +46,7 @@ ON_GPU = {
 # By the name of the benchmark: title, strategy, devices, and further overrides.
 CASES: dict[str, list[tuple[str, str, int, Sequence[str]]]] = {
     "loop_overhead": [(f"{strategy} gpus={gpus}", strategy, gpus, ()) for strategy, gpus in STRATEGIES],
+    "ddp_loop": [("ddp_gloo gpus=2", "ddp_gloo", 2, ())],
     "own_step": [("a step of one's own, ddp_gloo gpus=2", "ddp_gloo", 2, OWN_STEP)],
     "gpu": [
         (f"{title}, {strategy}", strategy, 1, overrides)
