@@ -58,7 +58,6 @@ REFUSED = [
     ("strategy=fsdp_tp gpus=3", "tensor_parallel=2 devices, which does not divide gpus=3: change one of them"),
     ("strategy=fsdp_tp gpus=6 hardware.gpus_per_node=3 hardware.max_nodes=2", "not divide the devices of each node"),
     ("strategy=lightning_fsdp gpus=2 train.compile=true", "take strategy.options.units=whole"),
-    ("strategy=ddp gpus=2 strategy.options.comm_hook=powersgd train.precision=float16", "take bfloat16"),
     ("strategy=accelerate gpus=2 train.precision=float16", "on GPUs only"),
     ("strategy=deepspeed_zero2 gpus=2 train.precision=float16", "weights in float16"),
     (f"strategy=mirrored gpus=2 {CHECKPOINTING}", "for PyTorch's strategies, and mirrored is none"),

@@ -46,7 +46,6 @@ class Accelerate(Ddp):
         check_group(self.spec, self.place.rank, "Accelerate", position)
         self.precision.autocast, self.precision.scaler = self.accelerator.autocast, self.accelerator.scaler
         self.precision.leave_to(self.accelerator.backward, partial(step_optimizer, self.accelerator, train.clip_norm))
-        self.leave_out_unsendable(model)
         net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
         if isinstance(net, DistributedDataParallel):
             self.register_hook(net)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.cuda import comm
 from torch.nn.parallel import DataParallel
 
-from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Unsupported, never_measured
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.devices import PeakMemory
 from scalebench.strategies.torch.profiling import DEVICE_COPY_EVENTS, identify_backend
 from scalebench.strategies.torch.step_module import StepModule
-
-MAX_FUSED_BYTES = 10 << 20  # torch.nn.parallel fuses smaller tensors up to this size (comm.broadcast_coalesced)
 
 
 class SingleProcessDataParallel(TorchStrategy):
@@ -27,10 +22,6 @@ class SingleProcessDataParallel(TorchStrategy):
     The parts are those of torch.chunk, of which the last ones may be smaller or missing; the loss is the mean over all
     samples in any case, so that nothing has to be weighted.
     """
-
-    def __init__(self, spec: RunSpec, rank: int) -> None:
-        super().__init__(spec, rank)
-        self._buffers: dict[int, list[Tensor]] = {}
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.device.type != "cuda":  # DataParallel would call the model directly
@@ -43,23 +34,6 @@ class SingleProcessDataParallel(TorchStrategy):
             torch.cuda.synchronize(device)
 
     set_gradient_sync = never_measured("has one copy of the weights, which goes out to all GPUs in each step")
-
-    def message_sizes(self) -> list[int]:
-        """Compute from the model the broadcasts of weights and moving statistics and then the sums of gradients, as
-        torch fuses them. Parts of the batch and outputs are left out."""
-        gradients = self._fused_sizes(parameter for parameter in self.model.parameters() if parameter.requires_grad)
-        return [*self._broadcast_sizes(), *gradients]
-
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Broadcast the first messages to all GPUs, and add up the others on the first GPU."""
-        devices, broadcasts = [device.index for device in self._devices()], len(self._broadcast_sizes())
-        for number, size in enumerate(sizes):
-            if size not in self._buffers:
-                self._buffers[size] = [torch.zeros(max(1, size // 4), device=device) for device in self._devices()]
-            if number < broadcasts:
-                comm.broadcast(self._buffers[size][0], devices)
-            else:
-                comm.reduce_add(self._buffers[size], devices[0])
 
     def backend_used(self) -> str | None:
         """Observe the backend in profiled steps; copy: GPUs write to each other's memory."""
@@ -78,18 +52,6 @@ class SingleProcessDataParallel(TorchStrategy):
         """Return the state's bytes, all of them on the first GPU: the copies on other GPUs last for one step."""
         return [*super().state_bytes(), *(0 for _ in self._devices()[1:])]
 
-    def close(self) -> None:
-        self._buffers.clear()
-        super().close()
-
-    def _broadcast_sizes(self) -> list[int]:
-        return [*self._fused_sizes(self.model.parameters()), *self._fused_sizes(self.model.buffers())]
-
-    def _fused_sizes(self, tensors: Iterable[Tensor]) -> list[int]:
-        if len(self.place.devices) == 1:
-            return []
-        return fuse_sizes([tensor.numel() * tensor.element_size() for tensor in tensors], MAX_FUSED_BYTES)
-
     def _devices(self) -> list[torch.device]:
         if len(self.place.devices) == 1:
             return [self.device]  # the only GPU that a process sees has the number 0 there
@@ -105,15 +67,3 @@ class _Outputs(nn.Module):
 
     def forward(self, inputs: Any) -> Tensor:
         return self.model.compute_outputs(inputs)
-
-
-def fuse_sizes(sizes: list[int], limit: int) -> list[int]:
-    """Return the message sizes for tensors of these sizes, fused in order up to the limit; a larger one goes alone."""
-    messages: list[int] = []
-    open_bytes = 0
-    for size in sizes:
-        if open_bytes and open_bytes + size > limit:
-            messages.append(open_bytes)
-            open_bytes = 0
-        open_bytes += size
-    return [*messages, open_bytes] if open_bytes else messages

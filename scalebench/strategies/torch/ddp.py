@@ -1,5 +1,5 @@
 """DistributedDataParallel in a plain loop, with gradient synchronization during the backward pass or after it, and
-gradients that PyTorch's communication hooks send in fewer bytes."""
+gradients that PyTorch's communication hooks send in half the bytes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
     fp16_compress_hook,
 )
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group_strategy import GroupStrategy
 from scalebench.strategies.torch.profiling import ALL_REDUCE
-from scalebench.strategies.torch.user_errors import UserProblem, summarize_names
 
-SENT_TYPES = {
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64,
-    torch.bool, torch.complex64, torch.complex128,
-}  # fmt: skip  # by DistributedDataParallel over Gloo and NCCL
 SendBucket = Callable[[dist.GradBucket], "Future[Tensor]"]
 BUCKET_HOOKS = {"none": allreduce_hook, "bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
-POWERSGD_START_STEP = 2  # DistributedDataParallel rebuilds its buckets after the first step
-MIN_COMPRESSION_RATE = 2.0  # a matrix whose factors save less is sent uncompressed: PyTorch's default
-# Added to the norm of each column before the division by it: a dead layer has only gradients of 0.
-ORTHOGONALIZATION_EPSILON = 1e-12
 
 
 class SyncAfterBackward:
@@ -76,33 +65,14 @@ class Ddp(GroupStrategy):
     """One process per device. Gradients are averaged bucket by bucket during the backward pass, or with overlap=false
     after it.
 
-    The buckets of those with the option comm_hook may be compressed. With bf16 and fp16 each rank rounds a bucket, and
-    the all-reduce sums in that type. With PowerSGD (Vogels et al. 2019) each gradient matrix is sent as two factors P
-    and Q; what they leave out is added to the next step's gradient.
+    With the option comm_hook (bf16, fp16) each rank rounds a bucket, and the all-reduce sums in that type.
     """
 
-    _powersgd: PowerSGDState | None = None
+    sends_at_once = True
 
     @property
     def comm_hook(self) -> str:
         return getattr(self.options, "comm_hook", "none")
-
-    def setup(self) -> None:
-        if self.comm_hook == "powersgd":
-            if self.spec.device == "cpu" and torch.cuda.is_available():
-                raise Unsupported(
-                    "PyTorch's PowerSGD waits for a GPU wherever there is one, also with gradients on the CPU: set "
-                    "CUDA_VISIBLE_DEVICES= before the command, or take strategy.options.comm_hook=bf16"
-                )
-            self._powersgd = PowerSGDState(
-                None,
-                matrix_approximation_rank=self.options.powersgd_rank,
-                start_powerSGD_iter=POWERSGD_START_STEP,
-                min_compression_rate=MIN_COMPRESSION_RATE,
-                orthogonalization_epsilon=ORTHOGONALIZATION_EPSILON,
-                random_seed=self.spec.config.seed,
-            )
-        super().setup()
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of DistributedDataParallel except the device; subclasses may have more
@@ -114,23 +84,9 @@ class Ddp(GroupStrategy):
         return arguments
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self.leave_out_unsendable(model)
         net = DistributedDataParallel(model, device_ids=choose_device_ids(self.device), **self.ddp_arguments())
         self.register_hook(net)
         return net
-
-    def leave_out_unsendable(self, model: nn.Module) -> None:
-        """Have DistributedDataParallel leave out what the backend cannot send: all ranks have built the same. Raises
-        UserProblem where it would send it in each step."""
-        frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
-        constants = [*frozen, *model.named_buffers()]
-        names = [name for name, each in constants if each.layout != torch.strided or each.dtype not in SENT_TYPES]
-        if names and self.options.broadcast_buffers:
-            raise UserProblem(
-                f"has buffers that {self.requested_backend()} cannot broadcast ({summarize_names(names)}): "
-                "leave strategy.options.broadcast_buffers at false, or give them a type of 32 bits"
-            )
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
     def register_hook(self, net: DistributedDataParallel) -> None:
         """Register a communication hook where buckets are sent differently from DistributedDataParallel's way."""
@@ -142,14 +98,7 @@ class Ddp(GroupStrategy):
         """Start the synchronization of a bucket for a communication hook; the future holds the bucket's own buffer.
 
         Uncompressed it is averaged over the ranks in place, as DistributedDataParallel does without a hook."""
-        if self._powersgd is None:
-            return BUCKET_HOOKS[self.comm_hook](dist.group.WORLD, bucket)
-        done = powerSGD_hook(self._powersgd, MatrixBucket(bucket))
-        if self.group.backend == "gloo":
-            # A thread of Gloo sends Ps and Qs when the previous message has arrived. With several buckets in flight,
-            # all threads would wait at the same time, and ranks would send in different orders.
-            done.wait()
-        return done
+        return BUCKET_HOOKS[self.comm_hook](dist.group.WORLD, bucket)
 
     @property
     def is_wrapped(self) -> bool:
@@ -175,10 +124,6 @@ class Ddp(GroupStrategy):
             super().partial_step(batch, until)
         forget_used_parameters(self.net)
 
-    @property
-    def sends_at_once(self) -> bool:
-        return self._powersgd is None
-
     def backend_used(self) -> str | None:
         return self.observe_backend(ALL_REDUCE)
 
@@ -187,19 +132,6 @@ class Ddp(GroupStrategy):
         threads, and these for the interpreter lock."""
         self.__dict__.pop("net", None)
         super().close()
-
-
-class MatrixBucket:
-    """A bucket for PyTorch's PowerSGD, which uses the first axis of each gradient as rows of a matrix, and fails for a
-    scalar parameter, which has no axis."""
-
-    def __init__(self, bucket: dist.GradBucket) -> None:
-        self._bucket = bucket
-        self.index, self.is_last, self.buffer = bucket.index, bucket.is_last, bucket.buffer
-
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients in memory order, also for kernels in channels-last layout, which permutes columns."""
-        return [gradient if gradient.dim() else gradient.view(1) for gradient in self._bucket.gradients()]
 
 
 def choose_device_ids(device: torch.device) -> list[int] | None:

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +24,7 @@ class GroupStrategy(TorchStrategy):
     """The base of strategies whose processes exchange messages within one group of torch.distributed."""
 
     group: TorchGroup  # from setup until close
+    sends_at_once: ClassVar[bool] = False  # messages of one kind are in flight together; else one after the other
     _messages: Sequence[Message] = ()
     _sizes: Sequence[int] = ()
     _replay: tuple[list[int], Callable[[], None]] | None = None
@@ -57,11 +59,6 @@ class GroupStrategy(TorchStrategy):
             return None
         axis = "layer" if sent.is_activation else AXES_OF_MESSAGES.get(sent.kind, "shard")
         return self.mesh.get_group(axis if axis in self.axes() else "shard")
-
-    @property
-    def sends_at_once(self) -> bool:
-        """Return whether messages of one kind are in flight together; else each waits for the one before it."""
-        return False
 
     def message_sizes(self) -> list[int]:
         self._messages = self._messages or self.messages()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -128,7 +127,7 @@ def _name_type(tensor: Tensor) -> str:
 
 
 def _disable_dropout(module: nn.Module) -> None:
-    """Switch off the dropout of torch.nn's layers; the trial step detects modules that still draw numbers."""
+    """Switch off the dropout of torch.nn's layers."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0
@@ -147,9 +146,9 @@ def check_user_module(
     """Raise PluginError if the user's module cannot be trained, else note what it leaves untrained, and its FLOPs.
 
     A copy of it makes a step on `batch`, the first one of a device, where the batch is: its outputs have to fit the
-    targets and depend on the parameters, with train.dropout=false it must not draw random numbers, and all ranks of the
-    `group` have to start from the same weights. The module and the generators of random numbers stay as they were. Of a
-    model that `is_large` there is no second copy of what is trained.
+    targets and depend on the parameters, and all ranks of the `group` have to start from the same weights. The module
+    and the generators of random numbers stay as they were. Of a model that `is_large` there is no second copy of what
+    is trained.
     """
     device = next(tensor.device for tensor in (*batch.tensors(), *model.parameters()))  # graphs may hide their tensors
     if group is not None:
@@ -198,54 +197,26 @@ def _check_copy(
     if not can_train:
         trial = build_again()
     messages = count_messages()
-    foreign = _try_step(trial, config, autocast, batch, device)
+    _try_step(trial, config, autocast, batch)
     model.communicates = count_messages() > messages
     if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
         model.zero_grad()
         trial = build_again()
-        foreign = _try_step(trial, config, autocast, batch, device)
-    model.unused_parameters, model.is_reentrant = trial.unused_parameters, trial.is_reentrant
-    texts = []
+        _try_step(trial, config, autocast, batch)
+    model.unused_parameters = trial.unused_parameters
     if trial.unused_parameters:
-        texts.append(
-            f"has parameters that get no gradient in the first batch ({summarize_names(trial.unused_parameters)}): not "
-            "trained unless others use them"
-        )
-    # A tensor made in the pass, or the inputs, may need a gradient too; those of a second pass are others.
-    if foreign:
-        with autocast:
-            _, again = _walk_graph(trial, trial(*copy.deepcopy(batch[:2])))
-        if count := len({id(each) for each in again} & {id(each) for each in foreign}):
-            texts.append(
-                f"uses {count} tensors that are not parameters of the module (nn.ModuleList? nn.Parameter?), untrained"
-            )
-    model.remarks = {UNTRAINED_FLAG: f"{function_label(config.model)} {', and '.join(texts)}"} if texts else {}
+        model.remarks = {
+            UNTRAINED_FLAG: f"{function_label(config.model)} has parameters that get no gradient in the first batch "
+            f"({summarize_names(trial.unused_parameters)}): not trained unless others use them"
+        }
     model.flops_per_sample = _count_training_flops(trial, batch, autocast)
-
-
-def _walk_graph(trial: UserModule, outputs: Tensor) -> tuple[bool, list[Tensor]]:
-    """Return whether a part of the autograd graph is hidden by reentrant checkpointing, and the tensors from which the
-    outputs are computed besides the module's parameters."""
-    parameters = {id(parameter) for parameter in trial.parameters()}
-    pending, visited, foreign, hides = [outputs.grad_fn], set(), [], False
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in visited:
-            visited.add(node)
-            hides |= node.name().startswith("CheckpointFunction")
-            variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) not in parameters:
-                foreign.append(variable)
-            pending += [function for function, _ in node.next_functions]
-    return hides, foreign
 
 
 def check_ddp_options(module: UserModule, model: ModelSpec, options: Any) -> None:
     """Raise PluginError where DistributedDataParallel with these options would wait for gradients that never come."""
     static, finds = (getattr(options, name, None) for name in ("static_graph", "find_unused_parameters"))
     if module.unused_parameters and finds is False and not static:
-        option = "static_graph" if module.is_reentrant else "find_unused_parameters"
-        raise PluginError(unused_parameters_reason(model, module.unused_parameters, option))
+        raise PluginError(unused_parameters_reason(model, module.unused_parameters))
 
 
 def _copy_module(model: UserModule, device: torch.device, is_large: bool) -> UserModule:
@@ -283,32 +254,11 @@ def copy_without_values(module: Module, device: torch.device) -> Module:
     return copy.deepcopy(module, copies)
 
 
-def _try_step(
-    trial: UserModule,
-    config: Config,
-    autocast: AbstractContextManager[None],
-    batch: TorchBatch,
-    device: torch.device,
-) -> list[Tensor]:
+def _try_step(trial: UserModule, config: Config, autocast: AbstractContextManager[None], batch: TorchBatch) -> None:
     """Run the passes of a step on a copy, and of an evaluation if there is one. Note on the copy which parameters get
-    no gradient, and return the other tensors that do; raise UserProblem where something is wrong."""
-    before = _read_generators(device)
-    try:
-        with autocast:
-            loss = _try_pass(trial, config, batch)
-    except (TypeError, AttributeError) as error:  # a tensor was expected where the dict is
-        if not (untaken := trial.list_untaken(batch.inputs)):
-            raise
-        raise UserProblem(
-            f"has no {', '.join(map(repr, untaken))} among the arguments of its forward, which therefore gets the dict "
-            f"as one argument, and fails ({describe_exception(error)}): return them as targets, (inputs, targets), or "
-            "let forward take them"
-        ) from error
-    if not config.train.dropout and before != _read_generators(device):
-        raise UserProblem(
-            "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn alone: "
-            "make an nn.Dropout of it, or take train.dropout=true"
-        )
+    no gradient; raise UserProblem where something is wrong."""
+    with autocast:
+        loss = _try_pass(trial, config, batch)
     if trial.loss is None and not loss.is_meta and not torch.isfinite(loss):
         raise UserProblem(
             f"gives a loss of {loss.item():g} for the first {batch.samples} samples: correct the loss, or the samples"
@@ -316,7 +266,6 @@ def _try_step(
     if not loss.requires_grad:
         what = "a loss that does" if trial.loss is None else "outputs that do"
         raise UserProblem(f"gives {what} not depend on its parameters: nothing of it can be trained")
-    trial.is_reentrant, foreign = _walk_graph(trial, loss)
     unused = {name: each for name, each in trial.module.named_parameters() if each.requires_grad}
 
     def free_gradient(name: str, parameter: Tensor) -> None:  # all gradients would be another copy of the model
@@ -333,7 +282,6 @@ def _try_step(
         with torch.no_grad(), autocast:
             _try_pass(trial, config, batch)
         trial.train()
-    return foreign
 
 
 def _try_pass(trial: UserModule, config: Config, batch: TorchBatch) -> Tensor:
@@ -360,21 +308,13 @@ def _check_scores(outputs: Tensor, labels: Tensor, config: Config, gives: str) -
     classes = dataset.classes or 2
     if len(shape) >= 2 and (shape[0], *shape[2:]) == (count, *positions) and shape[1] >= classes:
         return
-    if positions[-1:] == (1,) and (shape[:1], shape[2:]) == ((count,), positions[:-1]):
-        has, needs = (", ".join(["n", *map(str, each)]) for each in (positions, positions[:-1]))
-        needs += "," if len(positions) == 1 else ""
-        reason = f", and the labels of dataset={dataset.name} have the shape ({has}): return them as ({needs})"
-    elif positions and positions == shape[1:] and classes == 2:
-        reason = (
-            f", and dataset={dataset.name} has {positions[0]} labels of 0 or 1 for each: where these mean one class, "
-            "return its number, targets.argmax(1)"
-        )
-    else:
-        has = f"{dataset.classes} classes" if dataset.classes else "classes"
-        form = f", as (samples, classes, {', '.join(map(str, positions))})" if positions else ""
-        from_1 = ", or subtract 1 from labels that begin with 1" if shape == (count, classes - 1) else ""
-        reason = f"; dataset={dataset.name} has {has}: give each an output{form}{from_1}"
-    raise UserProblem(gives + reason)
+    form = f", as (samples, classes, {', '.join(map(str, positions))})" if positions else ""
+    has = f"{dataset.classes} classes" if dataset.classes else "classes"
+    from_1 = ", or subtract 1 from labels that begin with 1" if shape == (count, classes - 1) else ""
+    one = ", or one class for each sample where these stand for it (targets.squeeze(-1), targets.argmax(1))"
+    raise UserProblem(
+        f"{gives}; dataset={dataset.name} has {has}: give each an output{form}{from_1}{one if positions else ''}"
+    )
 
 
 def _count_training_flops(trial: UserModule, batch: TorchBatch, autocast: AbstractContextManager[None]) -> float | None:
@@ -403,9 +343,3 @@ def _kept_generators(device: torch.device) -> Iterator[None]:
     finally:
         np.random.set_state(numbers)
         random.setstate(python)
-
-
-def _read_generators(device: torch.device) -> bytes:
-    """Return the states of the generators of random numbers, in a form that can be compared."""
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-    return pickle.dumps((random.getstate(), np.random.get_state(), [each.numpy().tobytes() for each in states]))

@@ -49,18 +49,12 @@ UNSUPPORTED = {
         "gradients: call it there, or take a strategy without a Trainer, such as ddp"
     ),
 }
-UNFOUND_PARAMETERS = (
-    "leaves DistributedDataParallel without gradients of parameters from which its outputs were computed, which "
-    "strategy.options.find_unused_parameters=true does not find: compute the loss from all outputs, and checkpoint "
-    "with use_reentrant=False"
-)
-READY_TWICE = "Expected to mark a variable ready only once"
-COMPUTED_AGAIN = (
-    "computes parts of itself again in the backward pass, whose gradients DistributedDataParallel then takes for "
-    "unused ones: checkpoint with use_reentrant=False, or set strategy.options.static_graph=true"
-)
 # What is added to an error itself.
 HINTS = {
+    f"Expected to mark a variable ready only once|{UNUSED_PARAMETERS}": (
+        "checkpoint with use_reentrant=False, compute the loss from all outputs, or set "
+        "strategy.options.static_graph=true"
+    ),
     "Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available": (
         "this run has no GPU, so leave moving the module and its samples to scalebench"
     ),
@@ -107,11 +101,7 @@ def attribute_errors_to_user(
             indices = UNUSED_INDICES.search(message)  # Lightning's message has none
             names = [trained[int(index)] for index in indices[1].split()] if indices and trained else []
             reason = unused_parameters_reason(model, names)
-        elif re.search(UNUSED_PARAMETERS, message):
-            reason = f"{label} {UNFOUND_PARAMETERS}"
-        elif READY_TWICE in message:
-            reason = f"{label} {COMPUTED_AGAIN}"
-        elif (place := _find_place(error)) is not None or anywhere:
+        elif (place := _find_place(error)) is not None or anywhere or re.search(UNUSED_PARAMETERS, message):
             hints = [f"; {hint}" for part, hint in HINTS.items() if re.search(part, message)]
             reason = f"{label} fails{place or ''}: {describe_exception(error)[:MAX_ERROR_CHARACTERS]}{''.join(hints)}"
         else:
@@ -162,12 +152,13 @@ def function_label(model: ModelSpec) -> str:
     return user_code.label_function(model, "torch")
 
 
-def unused_parameters_reason(model: ModelSpec, names: Sequence[str], option: str = "find_unused_parameters") -> str:
+def unused_parameters_reason(model: ModelSpec, names: Sequence[str]) -> str:
     """Return why DistributedDataParallel cannot train these parameters, and the option with which it can."""
     which = f" ({summarize_names(names)})" if names else ""
     return (
         f"{function_label(model)} has parameters that get no gradient{which}, and DistributedDataParallel waits for "
-        f"all: leave them out, or set strategy.options.{option}=true"
+        "all: leave them out, or set strategy.options.find_unused_parameters=true (with checkpoints by "
+        "use_reentrant=True, which hide them: static_graph=true)"
     )
 
 

@@ -39,8 +39,6 @@ class UserModule(StepModule):
     or of a function, `model.loss=MODULE:FUNCTION`.
     """
 
-    is_reentrant = False  # checkpointed with use_reentrant=True, which hides parameters from the graph
-
     def __init__(self, module: nn.Module, config: Config) -> None:
         """Raises UserProblem where nothing computes the loss that the config names."""
         name, step = config.model.loss, getattr(module, user_code.TRAINING_STEP, None)
@@ -145,16 +143,14 @@ class UserModule(StepModule):
         names = tuple(inputs)
         if names not in self._takes_names:
             self._takes_names[names] = _takes(self.module.forward, **inputs)
+            parameters = inspect.signature(self.module.forward).parameters.keys()
+            if (taken := parameters & names) and len(parameters) > 1 and not self._takes_names[names]:
+                others = ", ".join(repr(name) for name in names if name not in taken)
+                raise UserProblem(
+                    f"has no {others} among the arguments of its forward, which takes {', '.join(sorted(taken))} by "
+                    "name: return them as targets, (inputs, targets), or let forward take them"
+                )
         return self.module(**inputs) if self._takes_names[names] else self.module(inputs)
-
-    def list_untaken(self, inputs: Any) -> list[str]:
-        """Return the names of a dict that the module's forward lacks, where it would take the others by name."""
-        if not isinstance(inputs, dict) or _takes(self.module.forward, **inputs):
-            return []
-        parameters = inspect.signature(self.module.forward).parameters
-        taken = {name: None for name in inputs if name in parameters}
-        others = [name for name in inputs if name not in parameters]
-        return others if taken and _takes(self.module.forward, **taken) else []
 
     def _count_batch(self) -> int:
         """Return the number of the batch among those of training, or of this evaluation; 0 in compiled code, which

@@ -214,11 +214,7 @@ ERRORS = {
     "no loss": ("Plain", {"model__loss": "module"}, r"gives a Plain, .* computes no loss .*: set model\.loss=mse$"),
     "a column of labels": ("Series",
      {"model__loss": "cross_entropy", "model__target_shape": [1], "dataset__classes": 2},
-     r"gives .*, and the labels of dataset=materials have the shape \(n, 1\): return them as \(n,\)$"),
-    "labels of pixels": ("Tensors", {**CLASSIFIER, "model__target_shape": [3, 1], "dataset__classes": 2},
-     r"gives .*, and the labels of dataset=materials have the shape \(n, 3, 1\): return them as \(n, 3\)$"),
-    "one-hot integers": ("Series", {"model__loss": "cross_entropy", "model__target_shape": [2], "dataset__classes": 2},
-     r"gives outputs of \(20, 2\) .* has 2 labels of 0 or 1 for each: .* its number, targets\.argmax\(1\)$"),
+     r"gives .* has 2 classes: give each an output, as \(samples, classes, 1\), or one class .*squeeze\(-1\)"),
     "views of channels last": ("Images", {**IMAGES, "train__data_format": "nhwc"}, "fails: Run.*: view size is .*resh"),
     "wrong input": ("Series", {"model__input_shape": [200, 4]}, r"fails: RuntimeError: .*channels"),
 }  # fmt: skip
@@ -281,25 +277,14 @@ def test_steps_without_synchronization_of_a_graph_that_changes(strategy, source,
 def test_checkpoints_that_hide_parameters_from_the_graph(strategy, source, option):
     """find_unused_parameters would lead into the next failure, and static_graph works."""
     changes = {**user_model("Recomputed"), "measure__evaluate": False}
-    with pytest.raises(PluginError, match=r"no gradient \(spare\.weight, spare\.bias\), .*options\.static_graph=true$"):
+    with pytest.raises(PluginError, match=r"no gradient \(spare\.weight, spare\.bias\), .*static_graph=true\)$"):
         strategy("ddp_gloo", **changes)
     adapter = strategy("ddp_gloo", **changes, **{f"strategy__options__{option}": True})
     if option == "static_graph":
         run_training(adapter, source(), 3)
         return
-    with pytest.raises(PluginError, match=r":Recomputed computes .*use_reentrant=False, or set .*static_graph=true$"):
+    with pytest.raises(PluginError, match=r":Recomputed fails .*use_reentrant=False, .*static_graph=true$"):
         run_training(adapter, source(), 3)
-
-
-def test_tensors_that_are_not_parameters_are_remarked(strategy):
-    """Not the inputs, which need a gradient in this module, too; without a gradient in training is its other head."""
-    adapter = strategy("bare_torch", **user_model("TwoHeads", model__options={"layers": 2}))
-    assert adapter.model.unused_parameters == ["final.weight", "final.bias"]
-    (remark,) = adapter.model_remarks().values()
-    expected = (
-        r"no gradient .* \(final\.\S+ final\.bias\): not .*, and uses 4 tensors that are not parameters .*, untrained"
-    )
-    assert re.search(expected, remark)
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
@@ -323,7 +308,7 @@ def test_errors_outside_the_users_code_stay_as_they_are():
     blame(InputError("a mistake"), InputError, "^a mistake$", anywhere=True)
     blame(RuntimeError("connection closed"), PluginError, "a:b", anywhere=True)
     unfinished = "Expected to have finished reduction in the prior iteration before starting a new one."
-    advice = r"a:b leaves Dist.*parameters=true does not find: compute the loss from"
+    advice = r"a:b fails: RuntimeError: Expected to have finished .*; checkpoint with use_reentrant=False, compute"
     blame(RuntimeError(unfinished), PluginError, advice, finds_unused=True)
 
 
@@ -362,14 +347,11 @@ def test_the_check_leaves_no_trace_in_plain_attributes(strategy, source, how):
 
 
 @pytest.mark.parametrize("kind", ["functional_dropout", "numpy_noise", "python_noise"])
-def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy, kind):
-    """The check draws with a copy, in the mode of the training, and leaves the training its numbers."""
+def test_the_check_leaves_the_training_its_random_numbers(strategy, kind):
     strategy("bare_torch", **user_fault(kind)[1], seed=2)
     drawn = np.random.random()
     np.random.seed(2)
     assert drawn == np.random.random()
-    with pytest.raises(PluginError, match=r"draws random numbers in training although train\.dropout=false.*nn\.Drop"):
-        strategy("bare_torch", **user_fault(kind)[1], train__dropout=False)
 
 
 def test_different_weights_on_ranks_are_refused(strategy, monkeypatch):

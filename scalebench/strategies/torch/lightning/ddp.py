@@ -63,7 +63,6 @@ class _AccumulatingDdp(DDPStrategy):
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         with attribute_errors_to_wrapping(self._adapter.spec.config):
-            self._adapter.leave_out_unsendable(model)
             return super()._setup_model(model)
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
