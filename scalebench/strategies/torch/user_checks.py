@@ -311,9 +311,9 @@ def _check_scores(outputs: Tensor, labels: Tensor, config: Config, gives: str) -
     form = f", as (samples, classes, {', '.join(map(str, positions))})" if positions else ""
     has = f"{dataset.classes} classes" if dataset.classes else "classes"
     from_1 = ", or subtract 1 from labels that begin with 1" if shape == (count, classes - 1) else ""
-    one = ", or one class for each sample where these stand for it (targets.squeeze(-1), targets.argmax(1))"
+    collapse = ", or one class for each sample where these stand for it (targets.squeeze(-1), targets.argmax(1))"
     raise UserProblem(
-        f"{gives}; dataset={dataset.name} has {has}: give each an output{form}{from_1}{one if positions else ''}"
+        f"{gives}; dataset={dataset.name} has {has}: give each an output{form}{from_1}{collapse if positions else ''}"
     )
 
 
