@@ -127,7 +127,7 @@ def _name_type(tensor: Tensor) -> str:
 
 
 def _disable_dropout(module: nn.Module) -> None:
-    """Switch off the dropout of torch.nn's layers."""
+    """Switch off the dropout of torch.nn's layers; the trial step detects modules that still draw numbers."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0
@@ -146,9 +146,9 @@ def check_user_module(
     """Raise PluginError if the user's module cannot be trained, else note what it leaves untrained, and its FLOPs.
 
     A copy of it makes a step on `batch`, the first one of a device, where the batch is: its outputs have to fit the
-    targets and depend on the parameters, and all ranks of the `group` have to start from the same weights. The module
-    and the generators of random numbers stay as they were. Of a model that `is_large` there is no second copy of what
-    is trained.
+    targets and depend on the parameters, with train.dropout=false it must not draw random numbers, and all ranks of the
+    `group` have to start from the same weights. The module and the generators of random numbers stay as they were. Of a
+    model that `is_large` there is no second copy of what is trained.
     """
     device = next(tensor.device for tensor in (*batch.tensors(), *model.parameters()))  # graphs may hide their tensors
     if group is not None:
@@ -197,19 +197,44 @@ def _check_copy(
     if not can_train:
         trial = build_again()
     messages = count_messages()
-    _try_step(trial, config, autocast, batch)
+    foreign = _try_step(trial, config, autocast, batch, device)
     model.communicates = count_messages() > messages
     if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
         model.zero_grad()
         trial = build_again()
-        _try_step(trial, config, autocast, batch)
+        foreign = _try_step(trial, config, autocast, batch, device)
     model.unused_parameters = trial.unused_parameters
+    texts = []
     if trial.unused_parameters:
-        model.remarks = {
-            UNTRAINED_FLAG: f"{function_label(config.model)} has parameters that get no gradient in the first batch "
-            f"({summarize_names(trial.unused_parameters)}): not trained unless others use them"
-        }
+        texts.append(
+            f"has parameters that get no gradient in the first batch ({summarize_names(trial.unused_parameters)}): not "
+            "trained unless others use them"
+        )
+    # A tensor made in the pass, or the inputs, may need a gradient too; those of a second pass are others.
+    if foreign:
+        with autocast:
+            again = _find_other_leaves(trial, trial(*copy.deepcopy(batch[:2])))
+        if count := len({id(each) for each in again} & {id(each) for each in foreign}):
+            texts.append(
+                f"uses {count} tensors that are not parameters of the module (nn.ModuleList? nn.Parameter?), untrained"
+            )
+    model.remarks = {UNTRAINED_FLAG: f"{function_label(config.model)} {', and '.join(texts)}"} if texts else {}
     model.flops_per_sample = _count_training_flops(trial, batch, autocast)
+
+
+def _find_other_leaves(trial: UserModule, outputs: Tensor) -> list[Tensor]:
+    """Return the tensors besides the module's parameters from which the outputs are computed and that get gradients."""
+    parameters = {id(parameter) for parameter in trial.parameters()}
+    pending, visited, leaves = [outputs.grad_fn], set(), []
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            variable = getattr(node, "variable", None)  # of the nodes that accumulate gradients
+            if variable is not None and id(variable) not in parameters:
+                leaves.append(variable)
+            pending += [function for function, _ in node.next_functions]
+    return leaves
 
 
 def check_ddp_options(module: UserModule, model: ModelSpec, options: Any) -> None:
@@ -254,11 +279,19 @@ def copy_without_values(module: Module, device: torch.device) -> Module:
     return copy.deepcopy(module, copies)
 
 
-def _try_step(trial: UserModule, config: Config, autocast: AbstractContextManager[None], batch: TorchBatch) -> None:
+def _try_step(
+    trial: UserModule, config: Config, autocast: AbstractContextManager[None], batch: TorchBatch, device: torch.device
+) -> list[Tensor]:
     """Run the passes of a step on a copy, and of an evaluation if there is one. Note on the copy which parameters get
-    no gradient; raise UserProblem where something is wrong."""
+    no gradient, and return the other tensors that do; raise UserProblem where something is wrong."""
+    before = _read_generators(device)
     with autocast:
         loss = _try_pass(trial, config, batch)
+    if not config.train.dropout and before != _read_generators(device):
+        raise UserProblem(
+            "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn alone: "
+            "make an nn.Dropout of it, or take train.dropout=true"
+        )
     if trial.loss is None and not loss.is_meta and not torch.isfinite(loss):
         raise UserProblem(
             f"gives a loss of {loss.item():g} for the first {batch.samples} samples: correct the loss, or the samples"
@@ -266,6 +299,7 @@ def _try_step(trial: UserModule, config: Config, autocast: AbstractContextManage
     if not loss.requires_grad:
         what = "a loss that does" if trial.loss is None else "outputs that do"
         raise UserProblem(f"gives {what} not depend on its parameters: nothing of it can be trained")
+    foreign = _find_other_leaves(trial, loss)
     unused = {name: each for name, each in trial.module.named_parameters() if each.requires_grad}
 
     def free_gradient(name: str, parameter: Tensor) -> None:  # all gradients would be another copy of the model
@@ -282,6 +316,7 @@ def _try_step(trial: UserModule, config: Config, autocast: AbstractContextManage
         with torch.no_grad(), autocast:
             _try_pass(trial, config, batch)
         trial.train()
+    return foreign
 
 
 def _try_pass(trial: UserModule, config: Config, batch: TorchBatch) -> Tensor:
@@ -308,13 +343,21 @@ def _check_scores(outputs: Tensor, labels: Tensor, config: Config, gives: str) -
     classes = dataset.classes or 2
     if len(shape) >= 2 and (shape[0], *shape[2:]) == (count, *positions) and shape[1] >= classes:
         return
-    form = f", as (samples, classes, {', '.join(map(str, positions))})" if positions else ""
-    has = f"{dataset.classes} classes" if dataset.classes else "classes"
-    from_1 = ", or subtract 1 from labels that begin with 1" if shape == (count, classes - 1) else ""
-    collapse = ", or one class for each sample where these stand for it (targets.squeeze(-1), targets.argmax(1))"
-    raise UserProblem(
-        f"{gives}; dataset={dataset.name} has {has}: give each an output{form}{from_1}{collapse if positions else ''}"
-    )
+    if positions[-1:] == (1,) and (shape[:1], shape[2:]) == ((count,), positions[:-1]):
+        has, needs = (", ".join(["n", *map(str, each)]) for each in (positions, positions[:-1]))
+        needs += "," if len(positions) == 1 else ""
+        reason = f", and the labels of dataset={dataset.name} have the shape ({has}): return them as ({needs})"
+    elif positions and positions == shape[1:] and classes == 2:
+        reason = (
+            f", and dataset={dataset.name} has {positions[0]} labels of 0 or 1 for each: where these mean one class, "
+            "return its number, targets.argmax(1)"
+        )
+    else:
+        has = f"{dataset.classes} classes" if dataset.classes else "classes"
+        form = f", as (samples, classes, {', '.join(map(str, positions))})" if positions else ""
+        from_1 = ", or subtract 1 from labels that begin with 1" if shape == (count, classes - 1) else ""
+        reason = f"; dataset={dataset.name} has {has}: give each an output{form}{from_1}"
+    raise UserProblem(gives + reason)
 
 
 def _count_training_flops(trial: UserModule, batch: TorchBatch, autocast: AbstractContextManager[None]) -> float | None:
@@ -343,3 +386,10 @@ def _kept_generators(device: torch.device) -> Iterator[None]:
     finally:
         np.random.set_state(numbers)
         random.setstate(python)
+
+
+def _read_generators(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of the generators of random numbers, in a form that can be compared."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    kind, keys, *place = np.random.get_state()
+    return random.getstate(), kind, keys.tobytes(), place, [each.tolist() for each in states]

@@ -214,7 +214,11 @@ ERRORS = {
     "no loss": ("Plain", {"model__loss": "module"}, r"gives a Plain, .* computes no loss .*: set model\.loss=mse$"),
     "a column of labels": ("Series",
      {"model__loss": "cross_entropy", "model__target_shape": [1], "dataset__classes": 2},
-     r"gives .* has 2 classes: give each an output, as \(samples, classes, 1\), or one class .*squeeze\(-1\)"),
+     r"gives .*, and the labels of dataset=materials have the shape \(n, 1\): return them as \(n,\)$"),
+    "labels of pixels": ("Tensors", {**CLASSIFIER, "model__target_shape": [3, 1], "dataset__classes": 2},
+     r"gives .*, and the labels of dataset=materials have the shape \(n, 3, 1\): return them as \(n, 3\)$"),
+    "one-hot integers": ("Series", {"model__loss": "cross_entropy", "model__target_shape": [2], "dataset__classes": 2},
+     r"gives outputs of \(20, 2\) .* has 2 labels of 0 or 1 for each: .* its number, targets\.argmax\(1\)$"),
     "views of channels last": ("Images", {**IMAGES, "train__data_format": "nhwc"}, "fails: Run.*: view size is .*resh"),
     "wrong input": ("Series", {"model__input_shape": [200, 4]}, r"fails: RuntimeError: .*channels"),
 }  # fmt: skip
@@ -287,6 +291,17 @@ def test_checkpoints_that_hide_parameters_from_the_graph(strategy, source, optio
         run_training(adapter, source(), 3)
 
 
+def test_tensors_that_are_not_parameters_are_remarked(strategy):
+    """Not the inputs, which need a gradient in this module, too; without a gradient in training is its other head."""
+    adapter = strategy("bare_torch", **user_model("TwoHeads", model__options={"layers": 2}))
+    assert adapter.model.unused_parameters == ["final.weight", "final.bias"]
+    (remark,) = adapter.model_remarks().values()
+    expected = (
+        r"no gradient .* \(final\.\S+ final\.bias\): not .*, and uses 4 tensors that are not parameters .*, untrained"
+    )
+    assert re.search(expected, remark)
+
+
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
 @pytest.mark.parametrize(("module", "reason"), [
     ("two_outputs", r"gives a tuple in training: it should give one tensor"),
@@ -347,11 +362,14 @@ def test_the_check_leaves_no_trace_in_plain_attributes(strategy, source, how):
 
 
 @pytest.mark.parametrize("kind", ["functional_dropout", "numpy_noise", "python_noise"])
-def test_the_check_leaves_the_training_its_random_numbers(strategy, kind):
+def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy, kind):
+    """The check draws with a copy, in the mode of the training, and leaves the training its numbers."""
     strategy("bare_torch", **user_fault(kind)[1], seed=2)
     drawn = np.random.random()
     np.random.seed(2)
     assert drawn == np.random.random()
+    with pytest.raises(PluginError, match=r"draws random numbers in training although train\.dropout=false.*nn\.Drop"):
+        strategy("bare_torch", **user_fault(kind)[1], train__dropout=False)
 
 
 def test_different_weights_on_ranks_are_refused(strategy, monkeypatch):
