@@ -37,7 +37,7 @@ from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.runner import launchers, max_batch, trace_merge
 from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, classify_exit, read_ranks
-from scalebench.runner.launchers import pods, srun
+from scalebench.runner.launchers import srun, waiting
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
 from scalebench.runner.turns import Turns
 
@@ -201,7 +201,7 @@ class StartedRun:
             ranks=records,
             machines=machines,
             monitor=monitor,
-            scheduler=self.scheduler or pods.describe_jobset(spec) or srun.describe_current_job(spec, self.folder),
+            scheduler=self.scheduler or waiting.describe_jobset(spec) or srun.describe_current_job(spec, self.folder),
             transports=nccl_log.read_transports(rank_folder / rank_log_name(rank) for rank in range(spec.processes)),
             merged_traces=traces,
             max_batch=None if self.search is None else self.search.answer,

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalebench.core.machine.cpus import CpuTimes
 from scalebench.core.process import CpuMeter, cancelled, wait_until
@@ -22,7 +22,7 @@ from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.progress import PARKED, READY, RankProgress
 
 if TYPE_CHECKING:
-    from scalebench.runner.launchers.supervise import RankGroup, Watch
+    from scalebench.runner.launchers.supervise import RankGroup
 
 IN_MOVED_TO = 0x80  # of inotify: a file was renamed into the folder
 EVENT = struct.Struct("iIII")  # of inotify: watch, mask, cookie, and the length of the name that follows
@@ -43,10 +43,10 @@ class Turns:
 
     def __init__(self, spec: RunSpec) -> None:
         self._measuring = [place.rank for place in spec.places if place.rank not in spec.services]
-        self._group: RankGroup[Any] | None = None
+        self._group: RankGroup | None = None
         self.monitor: MonitorProcess | None = None  # of this host, which is parked with the run
         self._turn = Turn(0)
-        self._watch: Watch | None = None
+        self._watch: FolderWatch | threading.Event | None = None
         self._granted_at_s = 0.0
         self._changed = threading.Condition()
         self._parked_since_s: float | None = None
@@ -59,7 +59,7 @@ class Turns:
 
     # For the supervisor.
 
-    def attach(self, group: RankGroup[Any]) -> None:
+    def attach(self, group: RankGroup) -> None:
         """Register the processes of the run when they have been started."""
         self._group, self._watch = group, group.watch()
 

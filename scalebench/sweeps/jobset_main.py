@@ -18,7 +18,7 @@ from scalebench.core.process import KEY_VARIABLE
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, monitor_path
 from scalebench.runner.jobs.job import JobRuns
-from scalebench.runner.launchers import pods
+from scalebench.runner.launchers import waiting
 from scalebench.runner.parent import RunRequest
 from scalebench.sweeps.job_main import run_job
 
@@ -65,7 +65,7 @@ def main(path: str, port: str) -> int:
     for name, content in _unpack(Path(path).read_bytes()).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    pods.listen(int(port), os.environ.pop(KEY_VARIABLE))
+    waiting.listen(int(port), os.environ.pop(KEY_VARIABLE))
     run_job(str(folder), print_files)
     return 0
 

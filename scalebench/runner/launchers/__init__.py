@@ -8,27 +8,29 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from scalebench.core.spec import RunSpec
-    from scalebench.runner.launchers.supervise import GroupExit, Launcher
+    from scalebench.runner.launchers.supervise import GroupExit
 
 LAUNCHER_MODULES = {
-    "local": "scalebench.runner.launchers.local",
-    "mpi": "scalebench.runner.launchers.mpi",
-    "by_hand": "scalebench.runner.launchers.by_hand",
-    "pods": "scalebench.runner.launchers.pods",  # of a JobSet
-    "command": "scalebench.runner.launchers.command",  # of the user's, as script.command
-    "slurm": "scalebench.runner.launchers.srun",  # for strategies with either of the first two, on the nodes of a job
+    "local": "local",
+    "mpi": "mpi",
+    "by_hand": "waiting",
+    "pods": "waiting",  # of a JobSet
+    "command": "command",  # of the user's, as script.command
+    "slurm": "srun",  # for strategies with either of the first two, on the nodes of a job
 }
 
 
 def launch(spec: RunSpec, folder: Path, run_id: str, *options: Any, **more: Any) -> GroupExit:
     """Run all ranks of `spec` in `folder` to their end, by the launcher of its strategy, or as a step of this job.
 
-    The arguments are those of supervise.LaunchRequest; supervise.Launcher describes how this ends.
+    The arguments are those of supervise.LaunchRequest. The group is ended when a rank fails, after `hang_s` without
+    progress, and after `timeout_s` in all; service ranks are also ended when all ranks that measure have ended well.
+    Whatever happens, also an exception or Ctrl-C here, no process is left. StartError when processes cannot be started.
     """
     from scalebench.runner.launchers.supervise import LaunchRequest
 
-    launcher = cast("Launcher", importlib.import_module(LAUNCHER_MODULES[choose_launcher(spec)]))
-    return launcher.launch(LaunchRequest(spec, folder, run_id, *options, **more))
+    launcher = importlib.import_module(f"{__name__}.{LAUNCHER_MODULES[choose_launcher(spec)]}")
+    return cast("GroupExit", launcher.launch(LaunchRequest(spec, folder, run_id, *options, **more)))
 
 
 def choose_launcher(spec: RunSpec, site: str | None = None) -> str:

@@ -93,7 +93,7 @@ class AgentRank:
         return self.code is not None or self.agent.is_lost
 
 
-class AgentRanks(RankGroup[AgentRank]):
+class AgentRanks(RankGroup):
     """All ranks of a run, under the agents of its nodes."""
 
     def __init__(
@@ -106,13 +106,12 @@ class AgentRanks(RankGroup[AgentRank]):
     ) -> None:
         """`names` has the name of the agent of each rank. `name` is that of the program that starts the agents, `log`
         is its output in the run's folder, from which `reason` reads why it failed; None where a person starts them."""
-        super().__init__()
         self._request, self._name, self._reason = request, name, reason
         self.folder = request.folder
         self.log = None if log is None else self.folder / log
         agents = {name: Agent(name, [rank for rank, own in enumerate(names) if own == name]) for name in names}
         self.agents = [*agents.values()]
-        self.members = [AgentRank(agents[name]) for name in names]
+        self.members: list[AgentRank] = [AgentRank(agents[name]) for name in names]
         self.starter: Child | None = None  # the program
         self.key = secrets.token_hex(32)
         self._listener: socket.socket | None = None

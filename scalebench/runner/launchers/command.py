@@ -43,7 +43,7 @@ CLAIM_FOLDER = Path(sitecustomize.__file__).parent
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see supervise.Launcher. What the command prints goes to command.log."""
+    """Run all ranks to their end. What the command prints goes to command.log."""
     spec, folder = request.spec, request.folder.absolute()
     command = arguments.render_arguments(spec, folder)
     name = command[0]

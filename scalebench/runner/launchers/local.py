@@ -40,7 +40,7 @@ REAP_LIMIT_S = 5.0  # for the kernel to end a process that was killed
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see supervise.Launcher."""
+    """Run all ranks to their end."""
     addresses = [f"{LOOPBACK}:{port}" for port in find_free_ports(request.spec.processes)]
     group = Children(request, range(request.spec.processes))
 
@@ -118,11 +118,11 @@ class Child:
         self.signal(signal.SIGKILL)
 
 
-class Children(RankGroup[Child]):
+class Children(RankGroup):
     """Ranks of one node that are children of this process: of the program, or of an agent."""
 
     def __init__(self, request: LaunchRequest, ranks: Sequence[int]) -> None:
-        super().__init__()
+        self.members: list[Child] = []
         self._request, self._ranks, self._folder = request, ranks, request.folder
         self._node = request.spec.places[ranks[0]].node
 

@@ -49,11 +49,8 @@ FORWARDED_VARIABLES = re.compile(
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see supervise.Launcher.
-
-    The messages of mpirun itself go to mpirun.log. With `debug`, rank 0 has its standard streams in the foreground, as
-    far as mpirun forwards them.
-    """
+    """Run all ranks to their end. The messages of mpirun itself go to mpirun.log. With `debug`, rank 0 has its standard
+    streams in the foreground, as far as mpirun forwards them."""
     spec, folder, hardware = request.spec, request.folder, request.spec.config.hardware
     on_nodes = find_site(hardware) == "allocation"
     group = AgentRanks(request, [*map(str, range(spec.processes))], "mpirun", MPIRUN_LOG, find_mpirun_failure)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import itertools
 import os
 import random
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from scalebench.config.placement import parse_ports
 from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
 from scalebench.core.exit_with_parent import PARENT_VARIABLE
-from scalebench.core.machine import cpus
 from scalebench.core.machine.variables import NO_PROXY, bypass_proxies, drop_foreign_settings, drop_launch_variables
 from scalebench.core.process import LISTEN_ADDRESS, RANK_ADDRESSES
 from scalebench.core.run_folder import RUN_ID_VARIABLE
@@ -32,15 +32,14 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # also for Horovod's Gloo
 INTERFACE_VARIABLES = (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 EXCLUDED_INTERFACES = "OMPI_MCA_btl_tcp_if_exclude"  # which Open MPI refuses beside the last of those
 DISCARD_PORT = 9  # no packet is sent to it
-EPHEMERAL_PORTS = "proc/sys/net/ipv4/ip_local_port_range"
-DEFAULT_EPHEMERAL = (32_768, 60_999)  # Linux's, where the file cannot be read
-MIN_PORT, MAX_PORT = 20_000, 65_535  # below are those of services, such as SLURM's own at 6817
-MIN_PORTS = 1000  # with fewer, concurrent runs would often choose the same
+# Above those of services, such as SLURM's own at 6817, and below Linux's ephemeral ports, which connections hold.
+PORTS = range(20_000, 32_768)
 # These differ between the ranks of a run or between runs, besides scalebench's own variables.
 RANK_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *(*THREAD_VARIABLES, *INTERFACE_VARIABLES, EXCLUDED_INTERFACES, NCCL_HEARTBEAT, *NO_PROXY),
 )
+MAX_ASSIGNED = 500
 _assigned_ports: set[int] = set()  # to ranks of this program, whose runs may be alive at the same time
 
 
@@ -191,22 +190,14 @@ def choose_listen_address(hardware: HardwareSpec, host: str) -> str:
 
     if host == LOOPBACK:
         return LOOPBACK
+    local = {each.address.partition("%")[0]: name for name, own in psutil.net_if_addrs().items() for each in own}
     try:
-        entries = socket.getaddrinfo(host, None)
+        names = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except OSError:
         return ""
-    # An address of version 6 only where there is no other.
-    families = {each[0] for each in entries}
-    family = socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
-    resolved = {str(each[4][0]) for each in entries if each[0] == family}
-    local = {
-        a.address.partition("%")[0]: name
-        for name, each in psutil.net_if_addrs().items()
-        for a in each
-        if a.family == family
-    }
-    outer = [address for address in resolved if local.get(address, LOOPBACK_INTERFACE) != LOOPBACK_INTERFACE]
-    chosen = [address for address in outer if local[address] == hardware.interface] or outer
+    outer = [name for name in names if local.get(name, LOOPBACK_INTERFACE) != LOOPBACK_INTERFACE]
+    outer = [name for name in outer if ":" not in name] or outer  # of version 6 only where there is no other
+    chosen = [name for name in outer if local[name] == hardware.interface] or outer
     return chosen[0] if len(chosen) == 1 else ""
 
 
@@ -237,18 +228,27 @@ def find_interface_address(name: str) -> str | None:
     return next((a.address for family in families for a in addresses if a.family == family), None)
 
 
-def assign_rank_addresses(hosts: Sequence[str], seed: str, ports: str | None = None) -> list[str]:
+def assign_rank_addresses(hosts: Sequence[str], seed: str, within: str | None = None) -> list[str]:
     """Return host:port of each rank, given their hosts. Ranks that are all on one host use its loopback, here with
-    ports that are free now, on another host with ports that are likely to be; those between hosts are within
-    hardware.ports."""
+    ports that are free now.
+
+    Otherwise the ports are drawn `within` LOW-HIGH (hardware.ports), without those of other runs of this program while
+    others are left, and without those that are in use on this host. On another host one may be in use, as by a run that
+    chose it too; a rank then fails with that reason.
+    """
     if all(map(is_this_host, hosts)):
         return [f"{LOOPBACK}:{port}" for port in find_free_ports(len(hosts))]
-    if len(_assigned_ports) > MIN_PORTS // 2:  # those of runs long over
+    ports = PORTS if within is None else parse_ports(within)
+    if len(_assigned_ports) > MAX_ASSIGNED:  # those of runs long over
         _assigned_ports.clear()
-    chosen = choose_likely_free_ports(hosts, seed, _assigned_ports, ports)
-    _assigned_ports.update(chosen)
+    candidates = [port for port in ports if port not in _assigned_ports] or list(ports)
+    random.Random(seed).shuffle(candidates)
+    most = max(map(hosts.count, set(hosts)))
+    usable = [*itertools.islice(filter(_is_free, candidates), most)] or candidates
+    _assigned_ports.update(usable)
+    numbers = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]  # of each rank on its host
     names = [(f"[{host}]" if ":" in host else host) if len(set(hosts)) > 1 else LOOPBACK for host in hosts]
-    return [f"{name}:{port}" for name, port in zip(names, chosen, strict=True)]
+    return [f"{name}:{usable[k % len(usable)]}" for name, k in zip(names, numbers, strict=True)]
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -260,49 +260,8 @@ def find_free_ports(count: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def choose_likely_free_ports(
-    hosts: Sequence[str], seed: str, taken: Collection[int] = (), within: str | None = None
-) -> list[int]:
-    """Return a port for each rank, different for the ranks of one host, and none of `taken` as long as others are left.
-
-    The ports are `within` LOW-HIGH, by default outside the ephemeral ranges of this host and of Linux by default, so
-    that no connection happens to hold one; for hosts with another range hardware.ports can name what is free. It is
-    certain that ranks of this run do not collide where a host has no more of them than there are ports, and that no
-    program on this host listens on a port of its ranks now. It is not certain that no program on another host listens
-    on one, such as another run, which chooses its ports at random out of thousands; a rank then fails with that reason.
-    """
-    ports_within = _port_range() if within is None else parse_ports(within)
-    candidates = [port for port in ports_within if port not in taken] or list(ports_within)
-    random.Random(seed).shuffle(candidates)
-    local = {host for host in set(hosts) if is_this_host(host)}
-    used: dict[str, int] = {}  # candidates by host
-    ports = []
-    for host in hosts:
-        number = used.get(host, 0)
-        while host in local and number < len(candidates) - 1 and not _is_free(candidates[number]):
-            number += 1
-        used[host] = number + 1
-        ports.append(candidates[number % len(candidates)])
-    return ports
-
-
-def _port_range() -> range:
-    words = cpus.read_system_file("", EPHEMERAL_PORTS).split()
-    low, high = DEFAULT_EPHEMERAL
-    if len(words) == 2:
-        low, high = min(low, int(words[0])), max(high, int(words[1]))
-    if low - MIN_PORT >= MIN_PORTS:
-        return range(MIN_PORT, low)
-    if MAX_PORT - high >= MIN_PORTS:
-        return range(high + 1, MAX_PORT + 1)
-    return range(MIN_PORT, MAX_PORT + 1)
-
-
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT counts as free
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+    """Return whether no program on this host listens on a port; one in TIME_WAIT counts as free."""
+    with contextlib.suppress(OSError), socket.create_server(("", port)):
+        return True
+    return False

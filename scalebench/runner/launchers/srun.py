@@ -70,10 +70,7 @@ MAX_REASON_CHARACTERS = 300
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see supervise.Launcher.
-
-    The output of srun is in srun.log. With `debug`, it goes where the output of this process goes.
-    """
+    """Run all ranks to their end. The output of srun is in srun.log, with `debug` where that of this process goes."""
     spec, folder, bin = request.spec, request.folder, request.spec.config.hardware.slurm.bin
     hosts = rank_nodes(spec)
     names = [*map(str, range(spec.processes))] if spec.config.strategy.launcher == "mpi" else hosts

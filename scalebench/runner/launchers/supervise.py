@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol
 
 from scalebench.core.process import POLL_INTERVAL_S, cancelled, read_process_stat, wait_until
 from scalebench.core.run_folder import Turn
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress
-from scalebench.runner.turns import Turns
+from scalebench.runner.turns import FolderWatch, Turns
 
 PROGRESS_INTERVAL_S = 0.5  # between two reads of the progress files
 GRACE_PERIOD_S = 5.0  # between SIGTERM and SIGKILL
@@ -40,19 +41,6 @@ class LaunchRequest:
     turns: Turns | None = None  # of a run that takes turns with others
 
 
-class Launcher(Protocol):
-    """A module of this package that can start the processes of a run."""
-
-    def launch(self, request: LaunchRequest) -> GroupExit:
-        """Run all ranks to their end.
-
-        The group is ended when a rank fails, after `hang_s` without progress, and after `timeout_s` in all; service
-        ranks are also ended when all ranks that measure have ended well. Whatever happens, also an exception or Ctrl-C
-        here, no process is left. StartError when processes cannot be started.
-        """
-        ...
-
-
 @dataclass
 class GroupExit:
     """The end of a group of processes."""
@@ -62,9 +50,7 @@ class GroupExit:
     wall_s: float
     died_first: list[int] = field(default_factory=list)  # the ranks that had failed when the first failure was noticed
     timeout: str | None = None  # why the group was ended by the launcher
-    timeout_at_s: float | None = (
-        None  # seconds since the epoch; failures that ranks report later follow from being ended
-    )
+    timeout_at_s: float | None = None  # by the epoch; failures that ranks report later follow from being ended
     stopped: list[int] = field(default_factory=list)  # ranks that a signal had stopped by then
     pids: list[int] = field(default_factory=list)
     services: dict[int, str] = field(default_factory=dict)  # role by rank, of those that are ended after the others
@@ -81,22 +67,10 @@ class RankProcess(Protocol):
     def poll(self) -> int | None: ...  # its exit code, negative: the signal; None while it runs
 
 
-P = TypeVar("P", bound=RankProcess)
+class RankGroup(ABC):
+    """The processes of a run."""
 
-
-class Watch(Protocol):
-    """Wakes the conductor of a cohort when a rank has reported."""
-
-    def wait(self, limit_s: float, /) -> object: ...
-
-    def clear(self) -> object: ...
-
-
-class RankGroup(ABC, Generic[P]):
-    """The processes of a run. `members` are those ranks that have been started, in order."""
-
-    def __init__(self) -> None:
-        self.members: list[P] = []
+    members: Sequence[RankProcess]  # those ranks that have been started, in order
 
     def broken(self) -> str | None:
         """Return why the program that started the ranks failed, if it has and not because of one of them."""
@@ -111,7 +85,7 @@ class RankGroup(ABC, Generic[P]):
         """Return the last report of each rank, in order; None before its first."""
 
     @abstractmethod
-    def watch(self) -> Watch:
+    def watch(self) -> FolderWatch | threading.Event:
         """Return what wakes a waiting thread when a rank reports."""
 
     @abstractmethod
@@ -149,7 +123,7 @@ class RankGroup(ABC, Generic[P]):
 
 
 def supervise(
-    request: LaunchRequest, group: RankGroup[P], start: Callable[[], None], started_at_s: float | None = None
+    request: LaunchRequest, group: RankGroup, start: Callable[[], None], started_at_s: float | None = None
 ) -> GroupExit:
     """Start the ranks of `group`, watch them, and leave no process, whatever happens.
 
@@ -181,7 +155,7 @@ def supervise(
     )  # fmt: skip
 
 
-def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str | None, str | None]:
+def _watch(request: LaunchRequest, group: RankGroup) -> tuple[list[int], str | None, str | None]:
     """Wait until all ranks have ended or must end.
 
     Return (ranks that failed first, why the group must be ended, why the program that started it failed).
@@ -221,7 +195,7 @@ def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str 
 class _Limits:
     """Reads the progress of the ranks regularly, and checks their time limits."""
 
-    def __init__(self, request: LaunchRequest, group: RankGroup[Any]) -> None:
+    def __init__(self, request: LaunchRequest, group: RankGroup) -> None:
         self._request, self._group, self._settings = request, group, request.spec.config.measure
         self._limited = not request.spec.config.debug
         self._clock = time.monotonic if request.turns is None else request.turns.awake_s

@@ -10,7 +10,6 @@ import pytest
 
 from scalebench.config import placement
 from scalebench.core.errors import InputError
-from scalebench.core.machine import cpus
 from scalebench.core.machine.variables import NO_PROXY, PROXIES, select_recorded
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.spec import HardwareSpec
@@ -162,51 +161,36 @@ def test_this_host_is_reached_over_its_loopback(monkeypatch):
     assert rank_environment.find_interface_to("127.0.0.1") == "eth3"
 
 
+def ports_of(hosts, seed="a run", within=None):
+    """Ports of hosts that are none of this machine; those of runs before count as free."""
+    rank_environment._assigned_ports.clear()
+    addresses = rank_environment.assign_rank_addresses(hosts, seed, within)
+    return [int(address.rpartition(":")[2]) for address in addresses]
+
+
 def test_ranks_of_one_host_have_different_ports_also_of_a_firewall():
-    # There may be more ranks than ports.
-    for hosts in (["a"] * 50 + ["b"] * 50, [f"n{k // 100}" for k in range(50_000)]):
-        ports = rank_environment.choose_likely_free_ports(hosts, "a run")
-        assert len(set(zip(hosts, ports, strict=True))) == len(hosts)
-        assert ports == rank_environment.choose_likely_free_ports(hosts, "a run")
-        assert ports != rank_environment.choose_likely_free_ports(hosts, "another")
+    hosts = ["a"] * 50 + ["b"] * 50
+    ports = ports_of(hosts)
+    assert len(set(zip(hosts, ports, strict=True))) == len(hosts) and set(ports) <= set(rank_environment.PORTS)
+    assert ports == ports_of(hosts) != ports_of(hosts, "another")
     assert len(set(rank_environment.find_free_ports(50))) == 50
-    # More ranks than ports share them between hosts, and runs that are alive at once do as far as it goes.
-    for seed in ("a", "b", "c"):
-        addresses = rank_environment.assign_rank_addresses(["a", "b", "b"], seed, "21000-21003")
-        assert {int(address.rpartition(":")[2]) for address in addresses} <= {21000, 21001, 21002, 21003}
-        assert addresses[1] != addresses[2]
+    # Runs that are alive at once share ports only where none are left.
+    first = {*ports_of(["a", "b", "b"], within="21000-21003")}
+    more = [rank_environment.assign_rank_addresses(["a", "b", "b"], "b", "21000-21003") for _ in range(2)]
+    second, third = ({int(address[-5:]) for address in addresses} for addresses in more)
+    assert first | second == {*range(21000, 21004)} and third < first | second and len(third) == 2
     for wrong in ("21000", "30000-20000", "80-90", "20000-70000", "a-b"):
         with pytest.raises(InputError, match=f"hardware.ports: '{wrong}' should be LOW-HIGH within 1024-65535"):
             placement.parse_ports(wrong)
 
 
-@pytest.mark.parametrize(("text", "low", "high"), [
-    ("32768\t60999\n", 20_000, 32_767),
-    ("1024\t60999\n", 61_000, 65_535),
-    ("1024\t65535\n", 20_000, 65_535),  # no port is outside
-    ("", 20_000, 32_767),
-    ("40000\t50000\n", 20_000, 32_767),  # hosts that are set up otherwise have Linux's range
-])  # fmt: skip
-def test_ports_are_outside_the_ephemeral_range(text, low, high, tmp_path, monkeypatch):
-    monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path)
-    path = tmp_path / rank_environment.EPHEMERAL_PORTS
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    ports = rank_environment.choose_likely_free_ports(["a"] * 500, "a run")
-    assert low <= min(ports) < low + (high - low) / 10
-    assert high - (high - low) / 10 < max(ports) <= high
-
-
 def test_a_port_in_use_on_this_host_is_left_out(monkeypatch):
-    local = socket.gethostname()
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr(rank_environment, "_port_range", lambda: range(port, port + 50))  # others may be in use
         monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
-        assert port not in rank_environment.choose_likely_free_ports([local, local], "a run")
-        assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
+        assert port not in ports_of(["far", "near"], within=f"{port}-{port + 50}")  # others may be in use
 
 
 def test_hosts_are_compared_with_and_without_a_domain(monkeypatch):
@@ -219,12 +203,6 @@ def test_hosts_are_compared_with_and_without_a_domain(monkeypatch):
     ):
         monkeypatch.setattr(socket, "gethostname", lambda own=own: own)
         assert rank_environment.is_this_host(name) is expected
-        if name == "n1":
-            ports = iter([False, True, True])
-            monkeypatch.setattr(rank_environment, "_is_free", lambda port, ports=ports: next(ports))
-            monkeypatch.setattr(rank_environment, "_port_range", lambda: range(7000, 7003))
-            monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
-            assert rank_environment.choose_likely_free_ports(["n1", "n2"], "")[0] == 7001
 
 
 def test_addresses_of_version_6_stand_in_brackets(monkeypatch):
