@@ -1,4 +1,4 @@
-"""A process that ends when the process that started it ends (Linux). Uses the standard library only.
+"""A process that ends when the process that started it ends (Linux).
 
 It is a program too: `python exit_with_parent.py PARENT_PID COMMAND...` becomes COMMAND, tied to PARENT_PID. A function
 that subprocess runs between fork and exec could do the same, but is not safe where the parent has threads.
@@ -6,6 +6,7 @@ that subprocess runs between fork and exec could do the same, but is not safe wh
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -48,16 +49,13 @@ def tie_to_launcher() -> None:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return process `pid`, its parent, and so on, as far as this user may see."""
-    pids = []
-    while pid > 1:
-        pids.append(pid)
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
-        except OSError:
-            break
-    return pids
+    """Return process `pid`, its parent, and so on but for the first process, as far as this user may see."""
+    import psutil  # not above: as a program this file is run by a Python without packages
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return [each.pid for each in (process, *process.parents()) if each.pid > 1]
+    return []
 
 
 def main(arguments: list[str]) -> None:

@@ -7,6 +7,7 @@ and nothing else, as a zygote never trains. See warm_ranks, which sends the requ
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -22,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalebench.core.exit_with_parent import PARENT_VARIABLE
-from scalebench.core.machine.private_network import enter_namespaces
 from scalebench.runner.launchers.rank_environment import RANK_VARIABLES
 
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 100_000, 6
@@ -109,7 +109,9 @@ class Zygote:
         try:
             os.setsid()
             replace_streams(descriptors[:3])
-            enter_namespaces(descriptors[3:])
+            for descriptor in descriptors[3:]:  # of the namespaces of its run
+                assert ctypes.CDLL(None).setns(descriptor, 0) == 0
+                os.close(descriptor)
             os.chdir(request["folder"])
             os.sched_setaffinity(0, request["cpus"])
             signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])

@@ -8,33 +8,31 @@ like that; with open_port=true its processes stay in the machine's network.
 Open MPI's mpirun and ranks listen on every interface, too, also with oob_tcp_if_include=lo and btl_tcp_if_include=lo
 (4.1.4). They have no service that reads or writes files, so that a run goes on, flagged, where there is no namespace.
 
-It is a program, too, which uses the standard library only: without arguments it makes a namespace, and with
-`DESCRIPTORS COMMAND...` it becomes COMMAND in one. A function that subprocess runs between fork and exec could do the
-same, but is not safe where the parent has threads.
+The namespace is made by unshare and entered by nsenter, both of util-linux.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
-import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scalebench.core.spec import Config
 
 OPEN_PORT = "open_port"  # the option of a strategy
-CLONE_NEWUSER, CLONE_NEWNET = 0x1000_0000, 0x4000_0000  # linux/sched.h
-SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1  # linux/sockios.h, linux/if.h
 BATCH_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")  # of what Open MPI knows
-READY = "ready"
-NOT_ALLOWED = {"net": "root may not make one", "user net": "no user namespace"}
+# Runs in the namespace: sets its loopback up (SIOCSIFFLAGS with IFF_UP), and holds it until its input ends.
+HOLDER = """
+import fcntl, socket, struct, sys
+fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, struct.pack("16sh14x", b"lo", 1))
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
 def is_wanted(config: Config) -> bool:
@@ -100,83 +98,31 @@ class PrivateNetwork:
     """
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", __file__]
-        # The maker waits for the end of its input, which the block closes, and ends.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
-            assert maker.stdout is not None
-            answer = maker.stdout.readline().strip()
-            if not answer.startswith(READY):
-                raise OSError(0, answer or "the namespace's maker ended without a word")
-            # The paths are those of the user namespace, where there is one, and of the network namespace.
-            paths = [f"/proc/{maker.pid}/ns/{kind}" for kind in answer.split()[1:]]
-            self.descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
+        # A user needs a user namespace around it, in which everybody stays who they are, so that files belong to the
+        # user as before. Root does without: in one it would lose its rights to the files of others.
+        user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
+        self._holder = subprocess.Popen(
+            ["unshare", *user, "--net", sys.executable, "-I", "-S", "-c", HOLDER],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert self._holder.stdout is not None
+        if (answer := self._holder.stdout.readline().strip()) != "ready":
+            self.close()
+            raise OSError(0, answer or "unshare ended without a word")
+        self.pid = self._holder.pid
+        user = ["--user", "--preserve-credentials"] if user else []
+        self._prefix = ["nsenter", f"--target={self.pid}", *user, "--net", "--"]
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs `command` in this network, to be started with these descriptors open."""
-        return [sys.executable, "-I", "-S", __file__, ",".join(map(str, self.descriptors)), *command]
+        """Return a command that runs `command` in this network, to be started before `close`."""
+        return [*self._prefix, *command]
 
     def close(self) -> None:
         """Let go of the namespace, in which processes may stay. May be called twice."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        self._holder.communicate()
 
     def __enter__(self) -> PrivateNetwork:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _call(function: str, *arguments: int) -> None:
-    """Call a function of the C library; OSError with its reason where it fails."""
-    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _make() -> str:
-    """Move this process into a new network namespace, with its loopback up. Return the kinds of its new namespaces,
-    outermost first.
-
-    A user needs a user namespace around it. Root does without: in one it would lose its rights to the files of others.
-    """
-    import fcntl
-
-    user, group = os.geteuid(), os.getegid()
-    kinds = "net" if user == 0 else "user net"
-    try:
-        _call("unshare", CLONE_NEWNET if kinds == "net" else CLONE_NEWUSER | CLONE_NEWNET)
-    except OSError as error:
-        raise OSError(error.errno, f"{NOT_ALLOWED[kinds]}: {error.strerror}") from error
-    if kinds == "user net":
-        # Everybody stays who they are, so that files belong to the user as before. Other groups keep their rights, too.
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sh14x", b"lo", 0)
-        (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)
-        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
-    return kinds
-
-
-def enter_namespaces(descriptors: Iterable[int]) -> None:
-    """Move this process, which has one thread, into the namespaces of these descriptors, and close them."""
-    for descriptor in descriptors:
-        _call("setns", descriptor, 0)
-        os.close(descriptor)
-
-
-def main(arguments: list[str]) -> None:
-    """Make a namespace and keep it until the input ends; or become the command in the arguments in a namespace."""
-    if arguments:
-        enter_namespaces([int(number) for number in arguments[0].split(",")])
-        os.execvp(arguments[1], arguments[1:])
-    try:
-        print(READY, _make(), flush=True)
-    except OSError as error:
-        print(error.strerror or error, flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
