@@ -158,16 +158,12 @@ class WarmRanks:
     ) -> subprocess.Popen[bytes] | WarmProcess:
         """Start a rank as local.start_program does: forked, or where that is not possible as a new process."""
         if not in_foreground:
-            kinds = [] if network is None else ["net"] if os.geteuid() == 0 else ["user", "net"]
+            namespaces = [] if network is None else network.descriptors
             with contextlib.suppress(NotForked), open(log, "wb") as file, open(os.devnull, "rb") as nothing:
                 forker = self._find_forker(command, variables)
                 streams = [nothing.fileno(), file.fileno(), file.fileno()]
                 at = command.index("-m")
-                with contextlib.ExitStack() as opened:
-                    pid = 0 if network is None else network.pid
-                    files = [opened.enter_context(open(f"/proc/{pid}/ns/{kind}", "rb")) for kind in kinds]
-                    namespaces = [file.fileno() for file in files]
-                    return forker.fork(command[at + 1 :], variables, [*streams, *namespaces], "-P" in command[:at])
+                return forker.fork(command[at + 1 :], variables, [*streams, *namespaces], "-P" in command[:at])
         return start_program(command, variables, log, in_foreground, network)
 
     def _find_forker(self, command: list[str], variables: dict[str, str]) -> Forker:

@@ -115,7 +115,7 @@ def test_it_is_in_the_network_of_its_run(warm_ranks, tmp_path):
     if (problem := find_kernel_problem()) is not None:
         pytest.skip(problem)
     with PrivateNetwork() as network:
-        expected = os.stat(f"/proc/{network.pid}/ns/net").st_ino
+        expected = os.stat(f"/proc/self/fd/{network.descriptors[-1]}").st_ino
 
         def start(*arguments):
             return warm_ranks.start_program(*arguments[:4], network)

@@ -100,26 +100,28 @@ class PrivateNetwork:
     def __init__(self) -> None:
         # A user needs a user namespace around it, in which everybody stays who they are, so that files belong to the
         # user as before. Root does without: in one it would lose its rights to the files of others.
-        user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
-        self._holder = subprocess.Popen(
+        kinds = ["net"] if os.geteuid() == 0 else ["user", "net"]
+        user = [] if kinds == ["net"] else ["--user", "--map-current-user", "--keep-caps"]
+        holder = subprocess.Popen(
             ["unshare", *user, "--net", sys.executable, "-I", "-S", "-c", HOLDER],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        assert self._holder.stdout is not None
-        if (answer := self._holder.stdout.readline().strip()) != "ready":
-            self.close()
-            raise OSError(0, answer or "unshare ended without a word")
-        self.pid = self._holder.pid
-        user = ["--user", "--preserve-credentials"] if user else []
-        self._prefix = ["nsenter", f"--target={self.pid}", *user, "--net", "--"]
+        with holder:  # whose input the block closes, so that it ends
+            assert holder.stdout is not None
+            if (answer := holder.stdout.readline().strip()) != "ready":
+                raise OSError(0, answer or "unshare ended without a word")
+            opened = {kind: os.open(f"/proc/{holder.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
+        self.descriptors = list(opened.values())
+        self._options = [f"--{kind}=/proc/self/fd/{descriptor}" for kind, descriptor in opened.items()]
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs `command` in this network, to be started before `close`."""
-        return [*self._prefix, *command]
+        """Return a command that runs `command` in this network, to be started with these descriptors open."""
+        return ["nsenter", "--preserve-credentials", *self._options, "--", *command]
 
     def close(self) -> None:
         """Let go of the namespace, in which processes may stay. May be called twice."""
-        self._holder.communicate()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
     def __enter__(self) -> PrivateNetwork:
         return self

@@ -74,14 +74,16 @@ def start_program(
     folder: Path | None = None,  # that it works in; None: that of this process
 ) -> subprocess.Popen[bytes]:
     """Start a program whose output goes to `log`, or where the output of this process goes."""
-    command = command if network is None else network.command(command)
+    descriptors: Sequence[int] = ()
+    if network is not None:
+        command, descriptors = network.command(command), network.descriptors
     if in_foreground:
-        return subprocess.Popen(command, env=variables, cwd=folder)
+        return subprocess.Popen(command, env=variables, pass_fds=descriptors, cwd=folder)
     with open(log, "wb") as file:
         # In a session of its own, so that Ctrl-C reaches only the parent, which then ends the group.
         return subprocess.Popen(
-            command, env=variables, cwd=folder, start_new_session=True, stdin=subprocess.DEVNULL, stdout=file,
-            stderr=file,
+            command, env=variables, pass_fds=descriptors, start_new_session=True, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=file, cwd=folder,
         )  # fmt: skip
 
 

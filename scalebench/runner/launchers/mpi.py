@@ -134,19 +134,19 @@ def count_local_slots(mpirun: Mpirun) -> int | None:
     command = [mpirun.path, *_as_root(), *show, "-n", "1", "true"]
     if find_kernel_problem() is None:  # it listens on all interfaces meanwhile
         with PrivateNetwork() as network:
-            text = _output(network.command(command))
+            text = _output(network.command(command), network.descriptors)
     else:
         text = _output(command)
     slots = [int(number) for number in re.findall(r"\bslots=(\d+)", text)]
     return sum(slots) or None
 
 
-def _output(command: list[str]) -> str:
+def _output(command: list[str], descriptors: Sequence[int] = ()) -> str:
     """Return the output of a command; an empty text when it cannot be run or takes too long."""
     try:
         run = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False,
-            env=drop_launch_variables(os.environ),
+            pass_fds=descriptors, env=drop_launch_variables(os.environ),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""

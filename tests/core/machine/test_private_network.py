@@ -42,7 +42,7 @@ def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as outside, private_network.PrivateNetwork() as network:
         arguments = [sys.executable, "-c", PROGRAM, str(outside.getsockname()[1]), str(tmp_path / "file")]
         command = network.command(arguments)
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, pass_fds=network.descriptors, capture_output=True, text=True, check=True)
     names, rest = done.stdout.split("] ", 1)
     assert "'lo'" in names and "eth" not in names
     assert rest.split() == ["1", str(os.getuid()), str(os.getgid())]
@@ -54,7 +54,10 @@ def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path):
 def test_processes_meet_and_are_parked_watched_and_killed_from_outside():
     """The namespace outlives the object that made it as long as a process is in it."""
     with private_network.PrivateNetwork() as network:
-        started = [subprocess.Popen(network.command(["sleep", "60"]), start_new_session=True) for _ in range(2)]
+        started = [
+            subprocess.Popen(network.command(["sleep", "60"]), pass_fds=network.descriptors, start_new_session=True)
+            for _ in range(2)
+        ]
     try:
         wait_until(lambda: all(psutil.Process(each.pid).name() == "sleep" for each in started), 20.0)
         networks = {os.readlink(f"/proc/{each.pid}/ns/net") for each in started}
@@ -79,7 +82,7 @@ def test_root_needs_its_rights_and_users_get_a_user_namespace():
         pytest.skip("no interpreter that other users can run")
     program = module.read_text(encoding="utf-8") + (
         "with PrivateNetwork() as network:\n"
-        "    print(os.listdir('/sys/class/net') and subprocess.check_output(network.command(['id', '-u']), text=True))"
+        "    print(subprocess.check_output(network.command(['id', '-u']), pass_fds=network.descriptors, text=True))"
     )
     for words, answer in {
         "--bounding-set=-sys_admin": "OSError: [Errno 0] unshare: unshare failed: Operation not permitted",
