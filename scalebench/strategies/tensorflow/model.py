@@ -7,7 +7,7 @@ use fused batch normalization.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -119,27 +119,20 @@ class NetworkModel(LossReportingModel):
         self.built = True
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        outputs = self.start_forward(inputs)
-        self.run_nodes(self.network.nodes[1:], outputs, training)
-        with self.device_scope(self.network.output):
-            return tf.cast(outputs[self.network.output.name], tf.float32)
-
-    def start_forward(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the output of the network's input node, for `run_nodes`."""
-        with self.device_scope(self.network.input):
-            if inputs.dtype in (tf.int32, tf.int64):  # to look up
-                return {self.network.input.name: inputs}
-            # Scaled in float32: bytes lose more in bfloat16 than their scaled values near 0.
-            x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
-            x = tf.cast(x, self.activation_dtype)
-            return {self.network.input.name: tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x}
-
-    def run_nodes(self, nodes: Iterable[Node], outputs: dict[str, tf.Tensor], training: bool) -> None:
-        """Add the outputs of these nodes to `outputs`, which already contains their inputs."""
-        for node in nodes:
-            inputs = [outputs[name] for name in node.inputs]
+        x, network = inputs, self.network
+        with self.device_scope(network.input):
+            if x.dtype not in (tf.int32, tf.int64):  # which are to be looked up
+                # Scaled in float32: bytes lose more in bfloat16 than their scaled values near 0.
+                x = tf.cast(x, tf.float32) / PIXEL_SCALE - 1 if x.dtype == tf.uint8 else x
+                x = tf.cast(x, self.activation_dtype)
+                x = tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x
+        outputs = {network.input.name: x}
+        for node in network.nodes[1:]:
             with self.device_scope(node):
-                outputs[node.name] = OPERATIONS[node.op](self, node, *inputs, training=training)
+                node_inputs = (outputs[name] for name in node.inputs)
+                outputs[node.name] = OPERATIONS[node.op](self, node, *node_inputs, training=training)
+        with self.device_scope(network.output):
+            return tf.cast(outputs[network.output.name], tf.float32)
 
     def device_scope(self, node: Node) -> AbstractContextManager[Any]:
         """Return a scope of the node's device, if it has its own."""

@@ -1,14 +1,13 @@
 """Model parallelism in one process: the layers of one model are split into stages, one per device, by tf.device.
 
-Also the optimizers of the stages, the tensors that are sent between stages (observed in the traced graph and the
-profiler), and the time of each stage by itself.
+Also the optimizers of the stages, and the tensors that are sent between stages (observed in the traced graph and the
+profiler).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import cycle, islice, pairwise
 from typing import Any
 
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from scalebench.core.result import StageRecord
 from scalebench.strategies import refusals
-from scalebench.strategies.base import STAGE_REPEATS, measure_median_s, never_measured
+from scalebench.strategies.base import never_measured
 from scalebench.strategies.tensorflow import devices, optimizer, profiling
 from scalebench.strategies.tensorflow.base import Exchange, TensorFlowStrategy, Tensors
 from scalebench.strategies.tensorflow.batches import DevicePart
@@ -26,7 +25,6 @@ from scalebench.workloads import partition
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage
 
-LossFunction = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 SEND_EVENT = ":_Send"  # where a tensor leaves a device, TensorFlow inserts such an operation below its name
 
 
@@ -87,50 +85,6 @@ class StageOptimizers:
     def set_learning_rate(self, rate: float) -> None:
         for device_optimizer in self.by_device.values():
             optimizer.set_learning_rate(device_optimizer, rate)
-
-
-def stage_seconds(
-    model: NetworkModel, stages: Sequence[NetworkStage], part: DevicePart, loss: LossFunction
-) -> list[float]:
-    """Return the median seconds of forward and backward pass of each stage, measured one stage at a time while the
-    other devices are idle. Updates moving statistics.
-
-    The last stage starts its backward pass from `loss`, the others from gradients of their outputs, here all ones.
-    """
-    inputs, targets = part
-    with model.device_scope(stages[-1].output):
-        targets = tf.identity(targets)
-    result, medians_s = model.start_forward(inputs)[model.network.input.name], []
-    for stage in stages:
-        with model.device_scope(stage.nodes[0]):
-            stage_input = tf.identity(result)
-        arrays = [array for node in stage.nodes for array in node.arrays if array.trainable]
-        weights = [model.variables_by_name[array.name].value for array in arrays]
-
-        def forward(stage_input: tf.Tensor, stage: NetworkStage = stage) -> tf.Tensor:
-            outputs = {stage.source.name: stage_input}
-            model.run_nodes(stage.nodes, outputs, training=True)
-            return outputs[stage.output.name]
-
-        def run(
-            stage_input: tf.Tensor,
-            targets: tf.Tensor,
-            stage: NetworkStage = stage,
-            weights: list[tf.Variable] = weights,
-            forward: Callable[[tf.Tensor], tf.Tensor] = forward,
-        ) -> list[tf.Tensor]:
-            y = forward(stage_input)
-            with model.device_scope(stage.output):
-                result = tf.reduce_sum(loss(tf.cast(y, tf.float32), targets)) if stage is stages[-1] else y
-                upstream = tf.ones_like(result)
-            sources = weights if stage.index == 0 else [stage_input, *weights]  # samples need no gradient
-            gradients = tf.gradients(result, sources, grad_ys=upstream)
-            return first_elements(gradient for gradient in gradients if gradient is not None)
-
-        train = partial(tf.function(run, jit_compile=False, autograph=False), stage_input, targets)
-        medians_s.append(measure_median_s(train, devices.synchronize, STAGE_REPEATS))
-        result = tf.function(forward, jit_compile=False, autograph=False)(stage_input)
-    return medians_s
 
 
 def first_elements(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
@@ -201,7 +155,7 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         return [[loss_sum, *first_elements(gradients)]]
 
     set_gradient_sync = never_measured("has one model over all devices: no step is without what its stages pass on")
-    local_step = never_measured("has stages that wait for the one before: `stages` of the record has the time of each")
+    local_step = never_measured("has stages that wait for the one before")
 
     def message_sizes(self) -> list[int]:
         """Return the bytes of the activations between stages for a global batch, then those of their gradients."""
@@ -238,26 +192,19 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         return "copy" if names & sent else None
 
     def stages(self) -> list[StageRecord]:
-        """Return the stages, with seconds measured on a batch of the training."""
-        if len(self.network_stages) == 1:
-            return []
-        work_s: list[float] | list[None] = [None] * len(self.network_stages)
-        if self.last_batch is not None:
-            work_s = stage_seconds(self.model, self.network_stages, self.last_batch.parts[0], self._loss)
-        records = []
-        for stage, seconds in zip(self.network_stages, work_s, strict=True):
-            sent_bytes = math.prod(stage.output.shape) * self.model.activation_dtype.size * self.spec.global_batch
-            records.append(
-                StageRecord(
-                    index=stage.index,
-                    stages=len(self.network_stages),
-                    replica=0,
-                    first=stage.nodes[0].name,
-                    last=stage.output.name,
-                    parameter_bytes=stage.parameter_bytes,
-                    micro_batches=1,
-                    sent_bytes=None if stage is self.network_stages[-1] else sent_bytes,
-                    work_s=seconds,
-                )
+        """Return the stages, without their times: TensorFlow runs a step as one function of all devices."""
+        stages = self.network_stages if len(self.network_stages) > 1 else []
+        item_bytes = self.model.activation_dtype.size * self.spec.global_batch
+        return [
+            StageRecord(
+                index=stage.index,
+                stages=len(stages),
+                replica=0,
+                first=stage.nodes[0].name,
+                last=stage.output.name,
+                parameter_bytes=stage.parameter_bytes,
+                micro_batches=1,
+                sent_bytes=None if stage is stages[-1] else math.prod(stage.output.shape) * item_bytes,
             )
-        return records
+            for stage in stages
+        ]

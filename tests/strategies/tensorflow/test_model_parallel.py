@@ -1,4 +1,4 @@
-"""Model parallelism: placement of all operations, losses, optimizers, stage transfers, and stages by themselves."""
+"""Model parallelism: placement of all operations, losses, optimizers, stage transfers, and stages."""
 
 import pytest
 
@@ -41,13 +41,11 @@ def test_forward_and_backward_of_a_stage_are_on_its_device(strategy, model):
 
 
 @pytest.mark.slow
-def test_stages_have_sizes_and_times(strategy):
+def test_stages_have_sizes(strategy):
     """They can balance bytes."""
     two = strategy(*TWO, *RESNET)
-    assert {stage.work_s for stage in two.stages()} == {None}  # nobody trained
-    two.step(batches(two, (10,))[0])
     first, last = two.stages()
-    assert all(stage.work_s is not None and stage.work_s > 0 for stage in (first, last))
+    assert first.work_s is last.work_s is None
     assert (first.index, last.index, first.stages, first.micro_batches) == (0, 1, 2, 1)
     assert (first.first, last.last) == ("conv0", "affine0")
     assert (first.sent_bytes, last.sent_bytes) == (two.message_sizes()[0], None)

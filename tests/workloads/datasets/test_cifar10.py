@@ -1,10 +1,9 @@
-"""The CIFAR-10 archive: both versions, packed or not; every mistake is one line, and nothing but the published files is
-ever unpickled."""
+"""The CIFAR-10 archive, packed or not; every mistake is one line, and nothing but the published files is ever
+unpickled."""
 
 import hashlib
 import io
 import os
-import pickle
 import tarfile
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.builders.configs import image_config
 # CIFAR-10's six files as they are distributed, with ten images each instead of 10,000.
 RECORDS = 10
 NAMES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
-PYTHON, BINARY = "cifar-10-batches-py", "cifar-10-batches-bin"
+PYTHON = "cifar-10-batches-py"
 
 
 def string(text):
@@ -64,18 +63,17 @@ RANDOM = np.random.default_rng(0)
 IMAGES, CLASSES = RANDOM.integers(0, 256, (60, 32, 32, 3), np.uint8), np.arange(60) * 7 % 10
 
 
-def files(python, **changes):
+def files(**changes):
     """Name -> content, in the order in which the real archive has them; `changes` by name, None to leave one out."""
     rows, made = IMAGES.transpose(0, 3, 1, 2).reshape(60, 3072), {}
     for place in (3, 5, 2, 1, 4, 0):
         part = slice(place * RECORDS, (place + 1) * RECORDS)
-        records = np.concatenate([CLASSES[part, None].astype(np.uint8), rows[part]], axis=1).tobytes()
-        content = python_batch(rows[part], CLASSES[part].tolist()) if python else records
+        content = python_batch(rows[part], CLASSES[part].tolist())
         made[NAMES[place]] = changes.get(NAMES[place], content)
-    return {name if python else f"{name}.bin": content for name, content in made.items() if content is not None}
+    return {name: content for name, content in made.items() if content is not None}
 
 
-def archive(path, contents, folder=BINARY):
+def archive(path, contents, folder=PYTHON):
     """A .tar.gz with `contents`, and with a readme, like the real archives."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in {"readme.html": b"<html>", **contents}.items():
@@ -92,26 +90,11 @@ def directory(path, contents):
     return path
 
 
-FOLDERS = {True: PYTHON, False: BINARY}
-
-
 @pytest.fixture(autouse=True)
 def ten_images_a_file(monkeypatch):
     monkeypatch.setattr(cifar10, "IMAGES_PER_FILE", RECORDS)
-    published = {name: hashlib.md5(content).hexdigest() for name, content in files(True).items()}
+    published = {name: hashlib.md5(content).hexdigest() for name, content in files().items()}
     monkeypatch.setattr(cifar10, "FILES", {name: published[name] for name in NAMES})
-    monkeypatch.setattr(cifar10, "ARCHIVES", ())
-
-
-@pytest.fixture
-def publish(monkeypatch):
-    """Return publish(path): the archive counts as a published one from then on."""
-
-    def publish_archive(path):
-        monkeypatch.setattr(cifar10, "ARCHIVES", (hashlib.md5(path.read_bytes()).hexdigest(),))
-        return path
-
-    return publish_archive
 
 
 def prepare(tmp_path, path, side=32, **changes):
@@ -119,13 +102,11 @@ def prepare(tmp_path, path, side=32, **changes):
     return cache.open_arrays(datasets.prepare(config))
 
 
-@pytest.mark.parametrize("python", [True, False])
 @pytest.mark.parametrize("packed", ["gz", "folder", "the folder above"])
-def test_images_in_order_with_the_test_batch_last(tmp_path, publish, python, packed):
-    path = tmp_path / "data" / FOLDERS[python]
-    directory(path, files(python))
+def test_images_in_order_with_the_test_batch_last(tmp_path, packed):
+    path = directory(tmp_path / "data" / PYTHON, files())
     if packed == "gz":
-        path = publish(archive(tmp_path / "cifar.tar.gz", files(python), FOLDERS[python]))
+        path = archive(tmp_path / "cifar.tar.gz", files())
     elif packed == "the folder above":
         path = path.parent
     inputs, targets = prepare(tmp_path, path)
@@ -134,7 +115,7 @@ def test_images_in_order_with_the_test_batch_last(tmp_path, publish, python, pac
 
 
 def test_floats_and_another_size(tmp_path):
-    path = directory(tmp_path / BINARY, files(False))
+    path = directory(tmp_path / PYTHON, files())
     small, large = prepare(tmp_path, path)[0], prepare(tmp_path, path, side=64)[0]
     assert large.shape == (60, 64, 64, 3) and large.dtype == np.uint8
     halves = large.reshape(60, 32, 2, 32, 2, 3).mean((2, 4))
@@ -143,16 +124,16 @@ def test_floats_and_another_size(tmp_path):
 
 
 def test_unpacked_once_and_again_when_it_changed(tmp_path, monkeypatch):
-    path = directory(tmp_path / BINARY, files(False))
+    path = directory(tmp_path / PYTHON, files())
     prepare(tmp_path, path)
     calls = []
     unpack = cifar10._unpack
     monkeypatch.setattr(cifar10, "_unpack", lambda *arguments: (calls.append(1), unpack(*arguments)))
     prepare(tmp_path, path)
     monkeypatch.chdir(tmp_path)
-    prepare(tmp_path, Path(BINARY))
+    prepare(tmp_path, Path(PYTHON))
     assert not calls
-    os.utime(path / "data_batch_3.bin", ns=(1, 1))
+    os.utime(path / "data_batch_3", ns=(1, 1))
     prepare(tmp_path, path)
     assert len(calls) == 1
 
@@ -164,7 +145,7 @@ def test_size_and_classes_are_fixed(tmp_path, monkeypatch):
         raise InputError(f"dataset={dataset} reads pictures with Pillow")
 
     monkeypatch.setattr(images, "load_pillow", missing)
-    path = directory(tmp_path / BINARY, files(False))
+    path = directory(tmp_path / PYTHON, files())
     prepare(tmp_path, path)
     for changes, message in (
         ({"side": 64}, "dataset=cifar10 reads pictures with Pillow"),
@@ -181,14 +162,12 @@ def test_size_and_classes_are_fixed(tmp_path, monkeypatch):
 
 
 BAD = {
-    "another archive": (lambda p: archive(p, files(False)), "its MD5 is that of neither published archive"),
-    "record length": (lambda p: directory(p, files(False, data_batch_2=bytes(3072 * 10))),
-     "a file of 30720 bytes, expected 30730"),
-    "labels": (lambda p: directory(p, files(False, data_batch_2=b"\x0a" * 30730)), "labels above 9"),
-    "pickle": (lambda p: directory(p, files(True, data_batch_2=b"cos\nsystem\n(S'x'\ntR.")),
-     "data_batch_2 is not the published one by its MD5"),
-    "folder": (lambda p: p.mkdir() or p, f"has no folder {PYTHON} or {BINARY}"),
-    "incomplete folder": (lambda p: directory(p, files(True, test_batch=None)), "with all six files"),
+    "no archive": (lambda p: p.write_bytes(b"\x1f\x8b, not one") and p, "is not a complete archive"),
+    "another archive": (lambda p: archive(p, {}), "its data_batch_1 is not the published one by its MD5"),
+    "pickle": (lambda p: directory(p, files(data_batch_2=b"cos\nsystem\n(S'x'\ntR.")),
+     "its data_batch_2 is not the published one by its MD5"),
+    "folder": (lambda p: p.mkdir() or p, f"has no folder {PYTHON} with all six files"),
+    "incomplete folder": (lambda p: directory(p, files(test_batch=None)), "with all six files"),
     "missing": (lambda p: p, "does not exist"),
 }  # fmt: skip
 
@@ -206,10 +185,3 @@ def check_line(tmp_path, path, message):
 def test_bad_files_are_one_line(tmp_path, case):
     make, message = BAD[case]
     check_line(tmp_path, make(tmp_path / "cifar"), message)
-
-
-@pytest.mark.parametrize("function", [os.system, eval, getattr, np.memmap, np.load])
-def test_a_pickle_names_arrays_alone(function):
-    content = pickle.dumps({"data": function}, 2)
-    with pytest.raises(pickle.UnpicklingError, match="it names "):
-        cifar10.ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
