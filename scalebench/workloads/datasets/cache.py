@@ -10,16 +10,13 @@ import hashlib
 import json
 import math
 import os
-import re
-import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +31,6 @@ NOTICE_AFTER_S = 2.0  # a wait that takes longer prints one line
 POLL_INTERVAL_S = 0.5  # of the lock after that
 COPY_CHUNK_BYTES = 2**24
 MAX_WAIT_S = 4 * 3600.0  # one core decodes all of ImageNet, the largest dataset, in half of it
-_TEMPORARY = re.compile(r"\.(.+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # group 1: the final name of the folder
 
 
 def ensure_folder(
@@ -60,21 +56,29 @@ def ensure_folder(
     folder = cache_dir.absolute() / f"{name}-{key}"
     if is_complete(folder, key):  # checked before taking the lock, so that a read-only cache works as well
         return folder
+    import filelock  # only programs that make something need it
+
+    lock = filelock.FileLock(f"{folder}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder, wait_s) as locked:
-            if not locked and not is_complete(folder, key):
-                raise InputError(
-                    f"{label} {folder.parent}: another process has held {folder.name}.lock for "
-                    f"{wait_s:g} s without writing the dataset; end it, or set "
-                    f"{config_key}=/another/folder"
-                )
-            if locked and not is_complete(folder, key):
-                _remove_leftovers(folder)
+        notice_s = min(NOTICE_AFTER_S, wait_s)
+        try:
+            held = lock.acquire(notice_s)  # the kernel frees it if this process dies
+        except filelock.Timeout:
+            line = f"waiting up to {wait_s:g} s for the process that makes {folder.name}: it holds {lock.lock_file}"
+            print(f"scalebench: {line}", file=sys.stderr, flush=True)
+            held = lock.acquire(wait_s - notice_s, poll_interval=POLL_INTERVAL_S)  # perhaps of a network file system
+        with held:
+            if not is_complete(folder, key):
                 free_bytes = shutil.disk_usage(folder.parent).free
                 if free_bytes < size_bytes:
                     raise OSError(errno.ENOSPC, f"{free_bytes / 1e9:.3g} GB free, {size_bytes / 1e9:.3g} GB needed")
                 _build(folder, {"name": name, **identity}, key, write)
+    except filelock.Timeout:
+        raise InputError(
+            f"{label} {folder.parent}: another process has held {folder.name}.lock for {wait_s:g} s without writing "
+            f"the dataset; end it, or set {config_key}=/another/folder"
+        ) from None
     except OSError as error:
         problem = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot be written"
         line = f"{label} {folder.parent} {problem} ({error.strerror or error})"
@@ -82,9 +86,9 @@ def ensure_folder(
     return folder
 
 
-def open_arrays(folder: Path, mode: Literal["r", "r+"] = "r") -> Arrays:
+def open_arrays(folder: Path) -> Arrays:
     """Return inputs and targets of a cached dataset, memory-mapped, with the samples along the first axis."""
-    return _open(folder / INPUTS, mode), _open(folder / TARGETS, mode)
+    return np.lib.format.open_memmap(folder / INPUTS, mode="r"), np.lib.format.open_memmap(folder / TARGETS, mode="r")
 
 
 def create_array(path: Path, shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> NDArray[Any]:
@@ -115,18 +119,17 @@ def is_complete(folder: Path, key: str) -> bool:
         return False
 
 
-def _open(path: Path, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
-    return np.lib.format.open_memmap(path, mode=mode)
-
-
 def _describe(path: Path) -> dict[str, Any]:
     """Return shape, dtype and bytes of an array file. Raises ValueError if it is shorter than its header says."""
-    array = _open(path)
+    array = np.lib.format.open_memmap(path, mode="r")
     return {"shape": list(array.shape), "dtype": str(array.dtype), "bytes": path.stat().st_size}
 
 
 def _build(folder: Path, identity: Mapping[str, Any], key: str, write: Callable[[Path], None]) -> None:
-    temporary = folder.parent / f".{folder.name}.tmp-{secrets.token_hex(4)}"
+    """Write the folder, under another name until it is complete. The caller holds its lock, so that a temporary folder
+    is one that a killed process has left."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         write(temporary)
@@ -140,48 +143,11 @@ def _build(folder: Path, identity: Mapping[str, Any], key: str, write: Callable[
         for file in (INPUTS, TARGETS, META):  # to the disk first: after a power cut, a renamed file may hold zeros
             with (temporary / file).open("rb") as written:
                 os.fsync(written.fileno())
-        if folder.exists():  # it is damaged, since a complete one would have been returned
-            folder.rename(temporary / "replaced")
+        shutil.rmtree(folder, ignore_errors=True)  # it is damaged, since a complete one would have been returned
         temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    shutil.rmtree(folder / "replaced", ignore_errors=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary folders whose writers died: nobody holds the lock of their dataset any more."""
-    for temporary in folder.parent.iterdir():
-        match = _TEMPORARY.fullmatch(temporary.name)
-        if match is None:
-            continue
-        owner = folder.with_name(match[1])
-        with nullcontext(True) if owner == folder else _lock(owner, 0.0) as abandoned:
-            if abandoned:
-                shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def _lock(folder: Path, wait_s: float) -> Iterator[bool]:
-    """Hold the lock file beside `folder`, which the kernel frees if this process dies. Yields False where another
-    process has held it for `wait_s`."""
-    import filelock  # only programs that make something need it
-
-    lock = filelock.FileLock(f"{folder}.lock")
-    notice_s = min(NOTICE_AFTER_S, wait_s)
-    try:
-        lock.acquire(notice_s)
-    except filelock.Timeout:
-        if wait_s:
-            line = f"waiting up to {wait_s:g} s for the process that makes {folder.name}: it holds {lock.lock_file}"
-            print(f"scalebench: {line}", file=sys.stderr, flush=True)
-        # The folder may be on a network file system.
-        with suppress(filelock.Timeout):
-            lock.acquire(wait_s - notice_s, poll_interval=POLL_INTERVAL_S)
-    try:
-        yield lock.is_locked
-    finally:
-        lock.release()
 
 
 def copy_to_node(folder: Path, target: str, wait_s: float, on_copied: Callable[[], None] = lambda: None) -> Path:
@@ -201,34 +167,20 @@ def copy_to_node(folder: Path, target: str, wait_s: float, on_copied: Callable[[
         identity = json.loads((folder / META).read_text())["identity"]
         size_bytes = sum((folder / file).stat().st_size for file in (INPUTS, TARGETS))
     except OSError as error:
-        raise _unreadable(folder, error) from None
+        raise InputError(
+            f"dataset {folder} cannot be read on this node ({error.strerror}): set dataset.cache to a folder that all "
+            "nodes share"
+        ) from None
     name, write = identity.pop("name"), partial(_copy, folder, on_copied)
     return ensure_folder(target_dir, name, identity, size_bytes, write, wait_s, "node copy", "hardware.node_copy")
 
 
 def _copy(source: Path, on_copied: Callable[[], None], folder: Path) -> None:
     for name in (INPUTS, TARGETS):
-        with (folder / name).open("wb") as copy:
-            for chunk in _read_chunks(source, name):
+        with (source / name).open("rb") as file, (folder / name).open("wb") as copy:
+            while chunk := file.read(COPY_CHUNK_BYTES):
                 copy.write(chunk)
                 on_copied()
-
-
-def _read_chunks(source: Path, name: str) -> Iterator[bytes]:
-    """Yield the chunks of a file; an error in reading is another one than an error in writing, such as a full disk."""
-    try:
-        with (source / name).open("rb") as file:
-            while chunk := file.read(COPY_CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        raise _unreadable(source, error) from None
-
-
-def _unreadable(source: Path, error: OSError) -> InputError:
-    return InputError(
-        f"dataset {source} cannot be read on this node ({error.strerror}): set dataset.cache to a folder that all "
-        "nodes share"
-    )
 
 
 @dataclass(frozen=True)
