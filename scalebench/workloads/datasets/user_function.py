@@ -1,7 +1,7 @@
 """Samples from a function of the user or of a plugin, made once in a process of their own and then read from the cache.
 
-The function is called with size, seed and its options. The other process (user_function_worker) isolates whatever it
-imports, prints or breaks.
+The function is called with size, seed and its options. The other process isolates whatever it imports, prints or
+breaks.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalebench.core import plugins
+from scalebench.core import exit_with_parent, plugins
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.json_files import format_json, parse_record, read_record, read_tail
+from scalebench.core.json_files import read_record, read_tail
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import records, user_code
-from scalebench.workloads.datasets import cache
+from scalebench.workloads.datasets import cache, sample_writer
 from scalebench.workloads.datasets.sample_writer import READING_FILE, Reading
 from scalebench.workloads.source import SampleShape
 
 FORMAT_VERSION = 3  # raise it when the same function gives other files than before
-WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
 MAX_ONE_HOT_ROWS = 1000
 MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """The call of the function that makes a dataset: the request to the worker process."""
+    """The call of the function that makes a dataset."""
 
     reference: str  # "module:function"
     label: str  # its name in messages
@@ -48,17 +49,6 @@ class FunctionCall:
     options: dict[str, Any]
     from_user: bool = True  # dataset.builder names it, which may be in the current folder; else a plugin
     plugin_version: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of a call: the samples are `written`, or what went wrong with the `function`, in an InputError of its
-    own (`input`), or with a `file` that cannot be written."""
-
-    kind: str
-    problem: str = ""
-    traceback: str = ""
-    errno: int = 0
 
 
 class SampleFacts(NamedTuple):
@@ -210,36 +200,76 @@ def read_facts(folder: Path) -> SampleFacts:
 
 
 def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
-    """Have a worker process call the function and write both arrays into `folder`.
+    """Have a process call the function and write both arrays into `folder`.
 
     Raises PluginError, whose log has the function's output and traceback, where the function fails or takes longer
     than `limit_s`; InputError if the function raised one; and OSError where the disk is full.
     """
-    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as answers, tempfile.NamedTemporaryFile() as log:
-        request.write(format_json(call).encode())
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as answer, tempfile.NamedTemporaryFile() as log:
+        pickle.dump((call, folder), request)
         request.seek(0)
-        command = build_python_command("-m", WORKER_MODULE, str(os.getpid()), str(folder))
-        process = subprocess.Popen(command, stdin=request, stdout=answers, stderr=log, start_new_session=True)
+        command = build_python_command("-c", f"from {__name__} import answer_call; answer_call({os.getpid()})")
+        process = subprocess.Popen(command, stdin=request, stdout=answer, stderr=log, start_new_session=True)
         status = _wait_for_end(process, call, limit_s)
-        answers.seek(0)
+        answer.seek(0)
         try:
-            answer = parse_record(answers.read(), Answer)
-        except ValueError:
-            answer = Answer("function", _describe_exit(status, limit_s, call))
-        output = read_tail(Path(log.name), MAX_LOG_BYTES)
-    match answer.kind:
-        case "file":
-            raise OSError(answer.errno, os.strerror(answer.errno))
-        case "input":
-            raise InputError(answer.problem)
-        case "function":
-            raise PluginError(answer.problem, "\n".join(filter(None, [output, answer.traceback])))
+            error: Exception | None = pickle.load(answer)
+        except (EOFError, pickle.UnpicklingError):  # it was killed
+            error = PluginError(_describe_exit(status, limit_s, call))
+        if isinstance(error, PluginError):
+            error.log = "\n".join(filter(None, [read_tail(Path(log.name), MAX_LOG_BYTES), error.log]))
+    if error is not None:
+        raise error
     available = read_record(folder / READING_FILE, Reading).available or 0
     if available > call.size:
         line = (
             f"{call.label} has {available:,} samples, of which dataset.size={call.size} takes the first {call.size:,}"
         )
         print(line, file=sys.stderr, flush=True)
+
+
+def answer_call(parent: int) -> None:
+    """Make the samples of the call on standard input, in the process of run_function; answer with what goes wrong."""
+    exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
+    call, folder = pickle.load(sys.stdin.buffer)
+    problem: Exception | None = None
+    with os.fdopen(os.dup(1), "wb") as answer:
+        os.dup2(2, 1)  # what the function prints is not an answer
+        try:
+            make_samples(call, folder)
+        except PluginError as error:
+            problem = error
+        except InputError as error:
+            problem = InputError(str(error))  # also of a class of the function's
+        except OSError as error:
+            problem = OSError(error.errno, os.strerror(error.errno or 0))
+        pickle.dump(problem, answer)
+
+
+def make_samples(call: FunctionCall, folder: Path) -> None:
+    """Call the function and write its samples into the folder. Raises as run_function does."""
+    guard = functools.partial(_blame_function, call.label)
+    with guard():
+        if call.from_user:
+            function = user_code.load_function(call.reference, call.label.partition("=")[0])
+        else:
+            function = plugins.load_object(call.reference, call.label)
+        if not callable(function):
+            raise PluginError(f"{call.label} is not a function")
+        result = function(call.size, call.seed, **call.options)
+    sample_writer.write_samples(result, folder, call.size, guard)
+
+
+@contextlib.contextmanager
+def _blame_function(label: str) -> Iterator[None]:
+    """Raise a PluginError for whatever is wrong with the function, unless that raises an InputError by itself."""
+    with plugins.attribute_errors(label):
+        try:
+            yield
+        except sample_writer.UnusableSamples as error:
+            raise plugins.UserProblem(f"returns {error}") from error
+        except MemoryError as error:
+            raise plugins.UserProblem("ran out of memory: lower dataset.size") from error
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], call: FunctionCall, limit_s: float) -> int | None:

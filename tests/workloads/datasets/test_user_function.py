@@ -16,7 +16,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
 from scalebench.workloads import datasets
-from scalebench.workloads.datasets import cache, user_function, user_function_worker
+from scalebench.workloads.datasets import cache, user_function
 from scalebench.workloads.datasets.user_function import FunctionCall
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import find_running, wait_until
@@ -65,7 +65,7 @@ def calls(tmp_path, monkeypatch):
 
     def run_function(call, limit_s, folder):
         calls.append((call.size, limit_s))
-        user_function_worker.make_samples(call, folder)
+        user_function.make_samples(call, folder)
 
     monkeypatch.setattr(user_function, "run_function", run_function)
     yield calls

@@ -11,7 +11,7 @@ import pytest
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.json_files import read_record
 from scalebench.workloads import records
-from scalebench.workloads.datasets import cache, sample_writer, user_function, user_function_worker
+from scalebench.workloads.datasets import cache, sample_writer, user_function
 from scalebench.workloads.datasets.sample_writer import UnusableSamples
 from scalebench.workloads.datasets.user_function import FunctionCall
 
@@ -43,7 +43,7 @@ def user_module(tmp_path, monkeypatch):
 
 def respond(folder, reference="made_here:build", size=5, **options):
     call = FunctionCall(reference, f"dataset.builder={reference}", size, 7, options)
-    user_function_worker.make_samples(call, folder)
+    user_function.make_samples(call, folder)
     return read_record(folder / sample_writer.READING_FILE, sample_writer.Reading)
 
 
