@@ -40,12 +40,12 @@ COMMANDS = {
         "report, scalebench report multirun/A --markdown --csv",
     ),
     "export": (
-        "pass finished runs on to Weights & Biases, MLflow or TensorBoard",
-        "export --to mlflow, scalebench export multirun/A --to tensorboard",
+        "pass finished runs on to Weights & Biases or MLflow",
+        "export --to mlflow, scalebench export multirun/A --to wandb",
     ),
     "compare": (
         "compare two sweeps, or the values of a key: what is faster, how surely; for people and for CI",
-        "compare A B --threshold 3%, scalebench compare --by train.precision, compare --history",
+        "compare A B --threshold 3%, scalebench compare --by train.precision",
     ),
     "predict": (
         "what more devices would give, with intervals, from measured runs",

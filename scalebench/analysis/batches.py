@@ -16,7 +16,6 @@ from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import Key, curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, split_repeats
-from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.stats.estimate_arithmetic import fit_least_squares
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
@@ -156,24 +155,17 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
 @dataclass(frozen=True)
 class DevicesOrBatch:
     """N devices of b samples (`many_devices`) and one device of N * b (`one_device`): the same samples and as many
-    steps in an epoch. Ratios are N devices over one, with 95 % limits over repeats and over three seeds or more."""
+    steps in an epoch. The ratio is N devices over one, with 95 % limits over repeats."""
 
     many_devices: Row
     one_device: Row
     same_strategy: bool  # else the one device runs the bare baseline
     throughput: Estimate
-    trainings: tuple[TrainingOutcome, TrainingOutcome] | None  # None if they had no target, or different ones
-    time_ratio: Estimate | None  # of speed to the target, over paired seeds; None unless every seed of both reached it
 
 
-def compare_devices_with_batch(
-    curves: Iterable[Curve], estimate_ratio: EstimateRatio, outcomes: Iterable[TrainingOutcome] = ()
-) -> list[DevicesOrBatch]:
-    """Compare N devices with one device at the same global batch, on scaling curves and the trainings of the same runs.
-
-    In weak scaling only: in strong scaling every speedup is such a comparison. Throughput is that of the first of
-    several seeds, the time to the target that of all.
-    """
+def compare_devices_with_batch(curves: Iterable[Curve], estimate_ratio: EstimateRatio) -> list[DevicesOrBatch]:
+    """Compare N devices with one device at the same global batch, on scaling curves. In weak scaling only: in strong
+    scaling every speedup is such a comparison. The first of several seeds counts."""
     column_key = identity.column_key
     pairs = ((curve, row) for curve in curves for row in curve.rows if row["scaling"] != "strong")
     rows: list[tuple[Key, Row]] = [(identity.global_batch_key(row, curve.group), row) for curve, row in pairs]
@@ -187,22 +179,13 @@ def compare_devices_with_batch(
             bare_rows.setdefault((work, row["strategy"], column_key(row, identity.BARE_BASELINE_COLUMNS)), row)
         else:
             several.setdefault((work, column_key(row, identity.TRAINED_COLUMNS), row["gpus"]), (work, row))
-    comparisons, trained = [], {str(outcome.first_run["training_id"]): outcome for outcome in outcomes}
+    comparisons = []
     for work, row in several.values():
         bare_strategy = strategy_of.get(row["baseline_bare_id"])
         same = self_rows.get((work, column_key(row, identity.DEVICES_OR_BATCH_COLUMNS)))
         bare = bare_rows.get((work, bare_strategy, column_key(row, identity.BARE_BASELINE_COLUMNS)))
         for single, same_strategy in ((same, True), (None if bare is same else bare, False)):
-            if single is None:
-                continue
-            many, alone = (trained.get(str(each.get("training_id"))) for each in (row, single))
-            trainings, ratios = None, []
-            if many and alone and many.target is not None and many.target == alone.target:
-                trainings = many, alone
-                # A target that is reached after 0 s needs the first step alone, whose seconds do not count.
-                if all(each.reached == each.seeds and all(each.target_s.values()) for each in trainings):
-                    ratios = [s / many.target_s[seed] for seed, s in alone.target_s.items() if seed in many.target_s]
-            throughput = decide_ratio(row, single, estimate_ratio)
-            time_ratio = mean_of_factors(ratios) if ratios else None
-            comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput, trainings, time_ratio))
+            if single is not None:
+                throughput = decide_ratio(row, single, estimate_ratio)
+                comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput))
     return comparisons

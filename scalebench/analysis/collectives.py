@@ -1,5 +1,5 @@
-"""Frames of measured collective operations (time, algbw and busbw by size, and the size from which one strategy
-overtakes another) and of bandwidths between devices, and between devices and host memory.
+"""Frames of measured collective operations (time, algbw and busbw by size) and of bandwidths between devices, and
+between devices and host memory.
 
 Source of algbw and busbw: doc/PERFORMANCE.md of nccl-tests; for gather and scatter, which it omits, their GetBw
 functions.
@@ -7,9 +7,7 @@ functions.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from scalebench.analysis.columns import COUNT, TEXT, make_frame
 from scalebench.analysis.identity import OPERATION_COLUMNS, VARIANT_COLUMNS, name_curves, settings_cells
 from scalebench.core.probe_record import COLLECTIVES
 from scalebench.core.result import Result
-from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 from scalebench.core.stats.log_means import mean_over_repeats
 
@@ -80,38 +77,6 @@ def bus_factor(name: str, ranks: int) -> float:
     if name in ("reduce", "broadcast"):
         return 1.0
     return (2.0 if name == "all_reduce" else 1.0) * (ranks - 1) / ranks
-
-
-@dataclass(frozen=True)
-class OperationComparison:
-    """Two strategies' times for one operation on the same devices."""
-
-    operation: dict[str, Any]  # its OPERATION_COLUMNS
-    strategies: tuple[str, str]
-    sizes: list[int]  # measured with both
-    has_limits: bool  # both strategies started often enough for limits of their times
-    faster: list[tuple[str, list[int]]]  # a strategy and the next sizes at which it is surely faster, in order of size
-
-
-def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
-    """Compare each two strategies (or settings of one) of one framework that ran the same operation on as many devices
-    of the same hardware.
-
-    Sizes at which the limits of the difference, over the repeats of three runs or more, include 0 are unresolved.
-    """
-    comparisons = []
-    for operation, rows in group_operations(frame):
-        times = {line: times_by_size(own_rows) for line, own_rows in split_lines(rows).items()}
-        for pair in itertools.combinations(sorted(times), 2):
-            first, second = (times[name] for name in pair)
-            sizes = sorted(first.keys() & second.keys())
-            differences = {s: combine({"a": 1.0, "b": -1.0}, {"a": first[s], "b": second[s]}) for s in sizes}
-            winners = [(pair[d.value > 0], size) for size, d in differences.items() if not d.low <= 0 <= d.high]
-            runs = itertools.groupby(winners, key=lambda winner: winner[0])
-            faster = [(name, [size for _, size in of_name]) for name, of_name in runs]
-            has_limits = all(each.has_limits for each in differences.values())
-            comparisons += [OperationComparison(operation, pair, sizes, has_limits, faster)] if sizes else []
-    return comparisons
 
 
 def group_operations(frame: pd.DataFrame) -> list[tuple[dict[str, Any], pd.DataFrame]]:

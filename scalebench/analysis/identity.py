@@ -52,20 +52,13 @@ LEFT_OUT: dict[str, set[str]] = {
              "hardware.hosts", "hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"},
     "hidden": {*PROGRAM_KEYS, *_DESCRIPTIVE_KEYS},
 }  # fmt: skip
-# Runs that train the same model on the same kind of sample agree in these keys; runs of one network, in the next ones.
+# Runs that train the same model on the same kind of sample agree in these keys.
 SAMPLE_KEYS = tuple("model.name model.options model.input_shape model.outputs dataset.name dataset.image_size".split())
-NETWORK_KEYS = (*SAMPLE_KEYS[:4], "model.torch", "model.keras", "model.code_digest")
 
 
 def select_config(spec: Mapping[str, Any], purpose: str) -> dict[str, Any]:
     """Return what a recorded config trains, and on what, without the keys that LEFT_OUT has for this purpose."""
     return config_fingerprint.drop_keys(spec, LEFT_OUT[purpose])
-
-
-def _encode_shared(spec: Mapping[str, Any], keys: Sequence[str], *more: Any) -> str:
-    parts = (key.partition(".") for key in keys)
-    values = [spec.get(group, {}).get(name) for group, _, name in parts]
-    return json.dumps([values, *more], sort_keys=True, default=str)
 
 
 def collect(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
@@ -201,9 +194,10 @@ def find_nearest(candidates: Iterable[R], run: RunIdentity, as_bare: bool = Fals
 def sample_key(result: Result) -> str:
     """Return what one sample is and which model trains on it."""
     is_program = (result.spec.get("script") or {}).get("path") is not None  # whose lengths are means
-    return _encode_shared(
-        result.spec, SAMPLE_KEYS, *filter(None, [not is_program and result.workload.tokens_per_sample])
-    )
+    parts = (key.partition(".") for key in SAMPLE_KEYS)
+    values = [result.spec.get(group, {}).get(name) for group, _, name in parts]
+    tokens = filter(None, [not is_program and result.workload.tokens_per_sample])
+    return json.dumps([values, *tokens], sort_keys=True, default=str)
 
 
 def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
@@ -311,18 +305,6 @@ def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:
     global batch and the optimizer's settings. `group` is that of the row's curve."""
     shared = (text for name, text in group.items() if name != "batch")
     return (*shared, row["global_batch"], row.get("learning_rate"), *(row.get(name) for name in OPTIMIZER_COLUMNS))
-
-
-PARALLELISM_COLUMNS = (
-    *("dataset", "hardware", "machine", "framework", "precision", "data_format", "feed", "gpus", "nodes"),
-    "global_batch",
-)
-
-
-def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
-    """Return what rows share that train the same network on as many devices of the same machine, by data or model
-    parallelism."""
-    return _encode_shared(spec, NETWORK_KEYS, column_key(row, PARALLELISM_COLUMNS))
 
 
 # Facts that change together with a key by which runs are compared: another machine has another processor.

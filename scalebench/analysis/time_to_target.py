@@ -49,7 +49,6 @@ class TrainingOutcome:
     reached: int  # seeds of which every run reached the target
     failed: int  # seeds without a run that is ok
     figures: dict[str, Figure]
-    target_s: dict[Any, float]  # seconds to the target, by seed, of those that reached it
 
     @property
     def target(self) -> float | None:
@@ -82,7 +81,6 @@ def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
         by_seed = group_by(ended, lambda row: row["seed"])
         seeds = len({row["seed"] for row in rows})
         figures: dict[str, Figure] = {}
-        means_of: dict[str, dict[Any, float]] = {}
         for name in (*FACTOR_COLUMNS, *LEVEL_COLUMNS, *SPEEDUP_COLUMNS):
             mean = mean_over_repeats if name in LEVEL_COLUMNS else mean_of_factors
             values_of = {seed: [row[name] for row in runs] for seed, runs in by_seed.items()}
@@ -91,9 +89,9 @@ def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
             is_own = name in SPEEDUP_COLUMNS and all(row[baseline] == row["run_id"] for row in ended)
             if figure is not None and (is_own or len(means) < seeds):  # its own baseline is 1 exactly
                 figure = Estimate(figure.value)
-            figures[name], means_of[name] = figure, means
-        first, failed, target_s = (ended or rows)[0], seeds - len(by_seed), means_of["time_to_target_s"]
-        outcomes.append(TrainingOutcome(first, ended, seeds, len(target_s), failed, figures, target_s))
+            figures[name] = figure
+        reached = sum(all(row["time_to_target_s"] is not None for row in runs) for runs in by_seed.values())
+        outcomes.append(TrainingOutcome((ended or rows)[0], ended, seeds, reached, seeds - len(by_seed), figures))
     return outcomes
 
 

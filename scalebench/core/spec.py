@@ -23,7 +23,7 @@ NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
 SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
-TRACKERS = ("mlflow", "tensorboard", "wandb")  # to which finished runs can be exported
+TRACKERS = ("mlflow", "wandb")  # to which finished runs can be exported
 ALL_DEVICES = "all"  # a value of the key gpus
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
 FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "bandwidth", "timeline")  # keys of MeasureSpec

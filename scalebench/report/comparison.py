@@ -1,28 +1,23 @@
-"""A comparison, and the history of a saved baseline, as text for people, as JSON, as JUnit XML for CI servers, as
-Markdown for a pull request, and as charts."""
+"""A comparison as text for people, JSON, JUnit XML for CI servers, Markdown for a pull request, and charts."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
 from rich.text import Text
 
 from scalebench.analysis import comparison as analysis
 from scalebench.analysis.columns import interval_cells
 from scalebench.analysis.comparison import Comparison, Contrast, Pair
-from scalebench.analysis.comparison.drift import MIN_SESSIONS, ConfigurationHistory, SessionLevel
 from scalebench.analysis.comparison.rows import ComparisonRow
 from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
-from scalebench.core.stats.estimates import Estimate, scale_estimate
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_of_repeats
-from scalebench.core.units import format_count, format_number, format_rate
+from scalebench.core.units import format_count, format_number
 from scalebench.core.untrusted import clean_line, clean_text
 from scalebench.report import document as doc
 from scalebench.report import markdown, terminal_table
@@ -37,10 +32,6 @@ WIDTH = 200  # Characters of a line in a file or a pipe.
 MAX_PLACES = 40  # Names of more places on a chart are not readable.
 INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats."
 OF_PAIRS = "Intervals: 95 %, of each pair alone."
-DRAWING_WIDTH = 40  # Characters between the lowest and the highest limit of all sessions.
-HISTORY_CAPTION = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
-HISTORY_HEADS = ("session", "started", "throughput (95 %)", "", "")
-MIN_DRAWN_SPAN = 0.02  # Share of the throughput; a smaller span would draw noise from edge to edge.
 Bar = tuple[Estimate, Sequence[float], Mapping[str, str]]  # Its figure, the repeats behind it, and its label.
 
 
@@ -269,7 +260,9 @@ def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
             for value, of_value in bars.items():
                 estimates, repeats, labels = zip(*of_value.values(), strict=True)
                 tags = [{name: label[name] for name in doc.TAG_COLUMNS if name in label} for label in labels]
-                series.append(_make_series(value, [*of_value], estimates, repeats, point_tags=tags))
+                y, ends = [each.value for each in estimates], [each.limits for each in estimates]
+                low, high = zip(*ends, strict=True)
+                series.append(doc.Series(value, [*of_value], y, low, high, repeats=repeats, point_tags=tags))
             chart_id = doc.make_id("compare", figure, key, str(count or ""))
             charts.append(doc.Chart(chart_id, f"{title} by {key}{on}", x, doc.Axis(unit), series, "bars", about))
     return charts
@@ -277,111 +270,3 @@ def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
 
 def _name_place(pair: Pair) -> str:
     return " ".join(text for key, text in pair.label.items() if key != "gpus") or "all"
-
-
-def _make_series(
-    name: str, x: Sequence[Any], estimates: Sequence[Estimate | None], repeats: Sequence[Sequence[float]], **more: Any
-) -> doc.Series:
-    y = [None if each is None else each.value for each in estimates]
-    low, high = zip(*((None, None) if each is None else each.limits for each in estimates), strict=True)
-    return doc.Series(name, x, y, low, high, repeats=repeats, **more)
-
-
-class MachineHistory(NamedTuple):
-    """The histories of one baseline on machines of one class."""
-
-    machine: str
-    configurations: Sequence[ConfigurationHistory]
-
-
-def make_history_blocks(name: str, histories: Sequence[MachineHistory]) -> Iterator[doc.Table | str]:
-    """Yield the sessions of each configuration as a table, and what has changed."""
-    for history in histories:
-        yield clean_line(f"baseline '{name}' on {history.machine}")
-        for configuration in history.configurations:
-            sessions, change, rows = configuration.sessions, configuration.change, []
-            drawings = _draw([session.rate for session in sessions])
-            for number, (session, drawing) in enumerate(zip(sessions, drawings, strict=True)):
-                rate = "" if session.rate is None else format_rate(session.rate, "samples/s")
-                note = clean_line(session.note) if session.rate is None else ""
-                mark = "<- first that differs" if change is not None and number == change.first else note
-                texts = (str(number + 1), _format_time(session), rate, drawing, mark)
-                rows.append(doc.Row(list(map(doc.Cell, texts))))
-            title = clean_line(f"{format_label(configuration.label)}: {describe_change(configuration)}")
-            yield doc.Table("history", title, HISTORY_HEADS, rows, frozenset(HISTORY_HEADS[:-1]))
-            changes = [] if change is None else change.differences
-            lines = [f"changed with it: {key}: {before} -> {after}" for key, before, after, _ in changes]
-            yield from map(clean_line, doc.limit_texts(lines, MAX_LINES, f"and {{}} more differences ({ALL})"))
-
-
-def describe_change(configuration: ConfigurationHistory) -> str:
-    """Return `slower since session 7 (2026-02-19 03:00): 0.92 [0.90, 0.94], p < 0.001 (Holm)`."""
-    change = configuration.change
-    if change is not None:
-        when = _format_time(configuration.sessions[change.first])
-        ratio = format_times(change.ratio.ratio, change.ratio.interval)
-        how = "slower" if change.is_slower else "faster"
-        return f"{how} since session {change.first + 1} ({when}): {ratio}, p {format_p(change.p_holm)} (Holm)"
-    count = sum(session.rate is not None for session in configuration.sessions)
-    if not configuration.has_verdict:
-        return f"no verdict from {format_count(count, 'session')}: {MIN_SESSIONS} are needed; compare --save adds one"
-    return f"no change resolved in {count} sessions"
-
-
-def _draw(rates: Sequence[Estimate | None]) -> list[str]:
-    """Return a line for each rate: its mean as a dot between its limits, all to one scale."""
-    present = [rate for rate in rates if rate is not None]
-    ends = [end for rate in present for end in (rate.value, *rate.limits) if end is not None]
-    ends += [rate.value * (1 + share) for rate in present[:1] for share in (-MIN_DRAWN_SPAN / 2, MIN_DRAWN_SPAN / 2)]
-    lines = []
-    for rate in rates:
-        cells = [" "] * DRAWING_WIDTH
-        if rate is not None:
-            low, middle, high = (
-                round((end - min(ends)) / (max(ends) - min(ends)) * (DRAWING_WIDTH - 1))
-                for end in ((rate.low, rate.value, rate.high) if rate.has_limits else [rate.value] * 3)
-            )
-            cells[low : high + 1] = "-" * (high - low + 1)
-            cells[middle] = "o"
-        lines.append(f"|{''.join(cells)}|" if present else "")
-    return lines
-
-
-def _format_time(session: SessionLevel) -> str:
-    return f"{session.started:%Y-%m-%d %H:%M}"
-
-
-def make_history_json(name: str, histories: Sequence[MachineHistory], status: str, exit_status: int) -> str:
-    """Return the histories as JSON, with the names of their fields; what is unknown is null."""
-    machines = [history._asdict() for history in histories]
-    tree = {"baseline": name, "status": status, "exit_status": exit_status, "machines": machines}
-    return msgspec.json.format(msgspec.json.encode(tree), indent=2).decode() + "\n"
-
-
-def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[doc.Chart]:
-    """Make a chart for each class of machine: throughput over sessions, relative to those before the change."""
-    charts = []
-    for number, history in enumerate(histories, 1):
-        configurations = history.configurations[: doc.MAX_CURVES]
-        series = [line for configuration in configurations for line in _make_history_series(configuration)]
-        title = f"Sessions of baseline {name}" + (f" on {history.machine}" if len(histories) > 1 else "")
-        count = max(len(configuration.sessions) for configuration in configurations)
-        axes = doc.Axis("session", ticks=range(1, count + 1)), doc.Axis("relative throughput", from_zero=False)
-        charts.append(doc.Chart(f"history-{number}", title, *axes, series, "lines", HISTORY_CAPTION))
-    return charts
-
-
-def _make_history_series(configuration: ConfigurationHistory) -> Iterator[doc.Series]:
-    """Yield the line of a configuration, and the marker of the first session that differs."""
-    sessions, change, name = configuration.sessions, configuration.change, format_label(configuration.label)
-    rates = [session.rate for session in sessions[: None if change is None else change.first]]
-    before = [rate.value for rate in rates if rate is not None]
-    if not before:
-        return
-    mean, places = math.exp(mean_of_repeats(before).mean), [*range(1, len(sessions) + 1)]
-    shares = [None if session.rate is None else scale_estimate(session.rate, 1 / mean) for session in sessions]
-    repeats = [[rate / mean for rate in session.repeats] for session in sessions]
-    yield _make_series(name, places, shares, repeats, notes=list(map(_format_time, sessions)))
-    if change is not None and (share := shares[change.first]) is not None:
-        text = f"{name}: first that is {'slower' if change.is_slower else 'faster'}"
-        yield doc.Series(text, [places[change.first]], [share.value], style="published")

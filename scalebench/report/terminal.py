@@ -49,8 +49,8 @@ SIGTERM_BROADCAST = (
 
 
 def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part]:
-    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, kinds of parallelism, the
-    operations that some runs measured on request, and the answer. `width` is in characters; `wide` asks for all columns
+    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, the operations that some runs
+    measured on request, and the answer. `width` is in characters; `wide` asks for all columns
     and tables."""
     curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
     winners: set[str] = set()  # The one device to stay on is one of them.
@@ -64,13 +64,11 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
         yield make_rich_table(memory_table)
     yield from _make_paragraph(sections.memory.list_terminal_sentences(runs.pooled, estimate_ratio))
     yield from _make_paragraph(sections.batches.list_terminal_sentences(curves, estimate_ratio))
-    yield from render(sections.parallelism.make_terminal_blocks(runs.pooled, estimate_ratio))
     if runs.probe_folders:
         measured, transfers = read_operations(runs.probe_folders)
         yield ""
         if len(measured):
             yield from render(sections.collectives.make_collective_tables(measured))
-            yield from sections.collectives.list_comparisons(measured)
         if len(transfers):
             yield from render([sections.collectives.make_bandwidth_table(transfers)])
     # The answer is the last thing that a reader sees of a long output.
@@ -145,7 +143,7 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     cells = summarize_run(result, folder).cells
     yield _make_column_table(cells, RUN_COLUMNS)
     yield from render(f"{name}: {text}" for name, text in list_remarks(result, cells, folder))
-    yield from render(sections.parallelism.make_stage_blocks(result))
+    yield from render(sections.stages.make_stage_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:

@@ -1,4 +1,4 @@
-"""Finished runs for other trackers: Weights & Biases, MLflow, TensorBoard.
+"""Finished runs for other trackers: Weights & Biases and MLflow.
 
 Only results are read, after the runs and in the user's process: no worker imports a tracker. Each run becomes one run
 of the tracker, with its config, its figures and flags, and its throughput and losses over steps. A second export of the
@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +30,6 @@ RUN_ID_TAG = "scalebench.run_id"
 MLFLOW_CONSENT = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_BATCH, MLFLOW_METRICS = 100, 1000  # The most params, and metrics, that MLflow takes in one call.
 MLFLOW_VALUE_CHARACTERS = 500
-UNSAFE_IN_FILE_NAME = re.compile(r"[^\w.-]", re.ASCII)
 
 
 class Point(NamedTuple):
@@ -68,11 +65,9 @@ def export(name: str, paths: Sequence[Path], out: Path | None = None, project: s
 
 
 def check_installed(name: str) -> None:
-    """Raise InputError where the packages of a tracker are missing."""
-    writer = [("torch", "torch")] if name == "tensorboard" else []  # PyTorch has the writer of TensorBoard's files.
-    for package, extra in ((name, "trackers"), *writer):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"{package} is not installed; pip install 'scalebench-train[{extra}]'")
+    """Raise InputError where the package of a tracker is missing."""
+    if importlib.util.find_spec(name) is None:
+        raise InputError(f"{name} is not installed; pip install 'scalebench-train[trackers]'")
 
 
 def list_tracked_runs(runs: Survey) -> Iterator[TrackedRun]:
@@ -123,33 +118,6 @@ def _make_series(result: Result) -> dict[str, list[Point]]:
         if value is not None and math.isfinite(value):
             series.setdefault(name, []).append(Point(step, at_s, value))
     return series
-
-
-def _write_tensorboard(runs: Survey, out: Path, project: str) -> list[str]:
-    """Write an event file for each run into a folder of its own, which replaces that of an earlier export."""
-    from torch.utils.tensorboard import SummaryWriter
-    from torch.utils.tensorboard.summary import hparams
-
-    for run in list_tracked_runs(runs):
-        folder = out / name_event_folder(run)
-        shutil.rmtree(folder, ignore_errors=True)
-        started_s = run.started_at.timestamp()
-        settings = {**run.settings, "run_id": run.run_id, "status": run.texts["status"]}
-        plain = {key: value if isinstance(value, (int, float)) else str(value) for key, value in settings.items()}
-        figures = {f"run/{name}": [Point(0, started_s, value)] for name, value in run.figures.items()}
-        with SummaryWriter(str(folder)) as writer:
-            # Without an experiment of its own in each folder, whose columns would be those of the first run.
-            _, start, _ = hparams(plain, {})
-            writer.file_writer.add_summary(start, walltime=started_s)
-            for name, points in {**figures, **run.series}.items():
-                for step, at_s, figure in points:
-                    writer.add_scalar(name, figure, step, at_s)
-    return [f"tensorboard --logdir {out}"]
-
-
-def name_event_folder(run: TrackedRun) -> str:
-    """Return a name that leads out of no folder: a record may come from anybody, and such a folder is removed."""
-    return UNSAFE_IN_FILE_NAME.sub("_", f"{run.name}-{run.run_id}")
 
 
 def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
@@ -232,6 +200,5 @@ def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
 
 WRITERS: dict[str, Callable[[Survey, Path, str], list[str]]] = {
     "mlflow": _write_mlflow,
-    "tensorboard": _write_tensorboard,
     "wandb": _write_wandb,
 }

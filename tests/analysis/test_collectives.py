@@ -1,10 +1,7 @@
-"""Tables of collective operations and bandwidths: known times give known bandwidths and crossovers."""
+"""Tables of collective operations and bandwidths: known times give known bandwidths."""
 
-import copy
-import itertools
 import math
 
-import msgspec
 import pytest
 
 import scalebench
@@ -12,11 +9,9 @@ from scalebench.analysis import collectives
 from scalebench.core.probe_record import COLLECTIVES, CollectiveRecord, ProbeRecord, TransferRecord
 from scalebench.core.result import write_result
 from scalebench.measure.collectives import MESSAGE_SIZES
-from scalebench.report.sections.collectives import list_comparisons
 from tests.builders.runs import rank, record
 
 NOISE = [0.99, 1.01, 1.0, 1.02, 0.98, 1.0, 1.01, 0.99]  # its mean is 1
-WITHIN = "from 4 B to 256 MiB"
 
 
 def series(latency_s, bytes_per_s, name="all_reduce"):
@@ -31,22 +26,6 @@ def run(strategy, measured, gpus=2, **changes):
     """A run whose rank 1 is the slower one by nothing but rounding: it measured the same."""
     ranks = [rank(k, probes=ProbeRecord(collectives=measured)) for k in range(gpus)]
     return record(strategy, gpus, ranks=ranks, **changes)
-
-
-def start_again(result, spread=0.01):
-    """Return three starts, of which the first and the last differ by this share; their mean is the result's."""
-    starts = []
-    for factor in (1 - spread / 2, 1.0, 1 + spread / 2):
-        again = copy.deepcopy(result)
-        for member in again.ranks:
-            member.probes.collectives = [msgspec.structs.replace(each, block_s=[factor * s for s in each.block_s])
-                                         for each in member.probes.collectives]  # fmt: skip
-        starts.append(again)
-    return starts
-
-
-def list_sentences(*results):
-    return list(list_comparisons(collectives.make_collective_table(results)))
 
 
 def test_an_operation_of_known_time_has_its_bandwidths():
@@ -69,55 +48,6 @@ def test_bus_factors_are_those_of_nccl_tests():
     assert {name: collectives.bus_factor(name, 4) for name in COLLECTIVES} == factors
 
 
-USUAL = series(1e-4, 1e9)
-
-
-def scaled(factors):
-    """Operations that take the usual time, by these factors from size to size."""
-    return [msgspec.structs.replace(c, block_s=[f * s for s in c.block_s]) for c, f in zip(USUAL, factors, strict=True)]
-
-
-# Equal at 64 KiB, a size that decides nothing while its neighbours do.
-EQUAL_S = 2**16 / 1e9
-
-
-@pytest.mark.parametrize(("one", "other", "spread", "sentence"), [
-    # 1e-4 + s / 1e9 = 1e-3 + s / 4e9 at s = 1.2 MB, which lies between two measured sizes.
-    (USUAL, series(1e-3, 4e9), 0.01, "a is faster from 4 B to 1 MiB, b from 4 MiB to 256 MiB"),
-    (series(0.0, 1e9), series(EQUAL_S / 2, 2e9), 0.01, "a is faster from 4 B to 16 KiB, b from 256 KiB to 256 MiB"),
-    # Crosses at 512 B and at 128 KiB.
-    (USUAL, scaled([0.5] * 4 + [2.0] * 4 + [0.5] * 6), 0.01,
-     "b is faster from 4 B to 256 B, a from 1 KiB to 64 KiB, b from 256 KiB to 256 MiB"),
-    (USUAL, scaled([0.5] + [2.0] * 13), 0.01, "b is faster at 4 B, a from 16 B to 256 MiB"),
-    (USUAL, series(1.1e-4, 0.9e9), 0.4, f"no difference between a and b is resolved {WITHIN}"),
-    (series(1e-4, 2e9), series(2e-4, 1e9), 0.01, f"a is faster than b at all 14 sizes {WITHIN}"),
-    (USUAL, scaled([1.0001] * 4 + [2.0] * 10), 0.01,
-     f"a is faster than b at 10 of 14 sizes, the others unresolved, {WITHIN}"),
-], ids=["known", "at a measured size", "several", "one", "unresolved", "never", "some unresolved"])  # fmt: skip
-def test_which_strategy_is_faster_at_which_sizes(one, other, spread, sentence):
-    pairs = (run("a", one), run("b", other))
-    actual = list_sentences(*(start for each in pairs for start in start_again(each, spread)))
-    assert actual == [f"all_reduce on 2 devices (torch, cpu): {sentence}"]
-
-
-def test_only_equal_operations_on_equal_devices_are_compared():
-    reduce = series(1e-4, 1e9, name="reduce")
-    results = [run("a", USUAL), run("b", USUAL, gpus=4), run("c", reduce), run("d", [])]
-    other = run("e", USUAL)
-    other.scale.framework = "tensorflow"
-    assert collectives.compare_operations(collectives.make_collective_table([*results, other])) == []
-    results.append(run("f", USUAL + reduce))
-    assert [text.partition(" is resolved")[0] for text in list_sentences(*results)] == [
-        "all_reduce on 2 devices (torch, cpu): no difference between a and f",
-        "reduce on 2 devices (torch, cpu): no difference between c and f",
-    ]
-    twice = [run(strategy, USUAL) for strategy in ("a", "b", "a", "b")]
-    for result in twice[2:]:
-        result.scale.hardware = "alpha"
-    heads = [text.partition(":")[0] for text in list_sentences(*twice)]
-    assert heads == [f"all_reduce on 2 devices (torch, {name})" for name in ("alpha", "cpu")]
-
-
 def test_transports_of_one_strategy_are_lines_and_no_repeats():
     """Runs that differ in their environment or options were never started again: each has one start."""
     results = [run("ddp_nccl", series(1e-4, rate)) for rate in (1e10, 3e9, 1e9)]
@@ -130,7 +60,6 @@ def test_transports_of_one_strategy_are_lines_and_no_repeats():
     times = [collectives.times_by_size(own)[2**28] for own in collectives.split_lines(frame).values()]
     assert [each.value for each in times] == pytest.approx([1e-4 + 2**28 / rate for rate in (1e10, 3e9, 1e9)])
     assert not any(each.has_limits for each in times)
-    assert [each.strategies for each in collectives.compare_operations(frame)] == list(itertools.combinations(names, 2))
 
 
 MEBIBYTE = 2**20

@@ -34,8 +34,8 @@ class Found:
 def test_keys_by_which_runs_are_matched_exist():
     groups = {group: keys for group, keys in CONFIG.items() if isinstance(keys, dict)}
     keys = {*CONFIG, *(f"{group}.{key}" for group in groups for key in groups[group])}
-    dotted = {*identity.SAMPLE_KEYS, *identity.NETWORK_KEYS}.union(*identity.LEFT_OUT.values())
-    columns = {*identity.CURVE_COLUMNS, *identity.MEMORY_COLUMNS, *identity.PARALLELISM_COLUMNS}
+    dotted = {*identity.SAMPLE_KEYS}.union(*identity.LEFT_OUT.values())
+    columns = {*identity.CURVE_COLUMNS, *identity.MEMORY_COLUMNS}
     assert (dotted - keys, columns - {*FRAME_COLUMNS}) == (set(), set())
     assert set(identity.OPERATION_COLUMNS) <= set(COLLECTIVE_COLUMNS)
     assert identity.LEFT_OUT["hidden"] < identity.LEFT_OUT["pair"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis import step_breakdown
 from scalebench.report.document import Paragraph, Table
-from scalebench.report.sections import parallelism as section
+from scalebench.report.sections import stages as section
 from tests.builders.parallelism_runs import STEP_S, chain, stage, staged_run
 from tests.builders.runs import rank, record
 from tests.report.section_blocks import build_blocks, get_block, select_blocks

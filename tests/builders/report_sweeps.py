@@ -15,7 +15,7 @@ from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record,
 from tests.builders import sweeps
 from tests.builders.attribution_runs import strong_scaling_runs, weak_scaling_runs
 from tests.builders.batch_runs import STEP_S, aimed, batched, make_saturating_runs
-from tests.builders.parallelism_runs import chain, make_pairs, staged_run
+from tests.builders.parallelism_runs import chain, staged_run
 from tests.builders.runs import MACHINE, rank, record, simulated_config, simulated_spec
 
 SCRIPT = "<script>alert(1)</script>"
@@ -66,8 +66,8 @@ def memory():
     ]
 
 
-def parallelism():
-    return [*make_pairs(), staged_run(chain(0.006, 0.003)), staged_run(chain(0.006, None), run_id="unmeasured")]
+def stages():
+    return [staged_run(chain(0.006, 0.003)), staged_run(chain(0.006, None), run_id="unmeasured")]
 
 
 def groups():
@@ -353,7 +353,7 @@ SWEEPS = {
     batches: ("batch-size",),
     more_devices: ("batch-size",),
     memory: ("usage",),
-    parallelism: ("parallelism",),
+    stages: ("stages",),
     groups: ("answer", "evidence", "scaling", "step", "training"),
     named_baseline: ("scaling", "strategies"),
     published_strong: ("published",),

@@ -14,15 +14,11 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.__main__ import main
-from scalebench.analysis.load import survey
 from scalebench.core.result import MonitorRecord, Sync, write_result
 from scalebench.report.document import Cell, Row, Table
-from scalebench.report.sections.parallelism import make_terminal_blocks
 from scalebench.report.terminal_table import render
 from scalebench.sweeps.console import Console
 from tests.analysis.test_golden_corpus import CORPUS
-from tests.builders import sweeps
-from tests.builders.parallelism_runs import make_pairs
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import block_times, make_probed_run, make_probes, training_run
 
@@ -167,17 +163,6 @@ def test_text_is_no_markup_is_not_cut_and_numbers_stand_to_the_right():
     row = ["gloo:all_reduce", "2,000 samples/s [1,989, 2,011]", "a remark of several words"]
     wide = print_table(30, ["operation", "figure", "remark"], [row], "figure", crop=False)
     assert "gloo:all_reduce  2,000 samples/s [1,989, 2,011]  a" in wide and "…" not in wide
-
-
-def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path, capsys):
-    sweeps.write_results(tmp_path, make_pairs())
-    Console().print_table([tmp_path])
-    out = capsys.readouterr().out
-    assert "Data or model parallelism" in out and "FLOP/B" in out
-    assert "mlp on 2 devices: model won at 8 and 64;" in out
-    sweeps.sweep(tmp_path / "others")
-    others = survey([tmp_path / "others"])
-    assert list(make_terminal_blocks(others.pooled, others.configurations.estimate_ratio)) == []
 
 
 def test_the_answer_ends_the_output_and_memory_has_its_table_when_asked(tmp_path, capsys):

@@ -122,30 +122,13 @@ def find_baseline_folders(name: str, kinds: Iterable[MachineClass]) -> list[Path
     return [folder for folder in folders if folder.is_dir()]
 
 
-def find_history_folders(name: str) -> list[tuple[MachineClass, Path]]:
-    """Return the folder that baseline `name`, or the only one saved where it is empty, has for each machine class.
-
-    InputError where there is none, or several and no name.
-    """
-    stored, names = list_saved_baselines(), _list_names()
-    if not name and len(names) != 1:
-        raise InputError(f"--history NAME: saved baselines in {store_folder()}: {', '.join(names) or 'none'}")
-    name = check_baseline_name(name or names[0])
-    if name not in names:
-        raise InputError(f"no baseline '{name}' in {store_folder()}; saved names: {', '.join(names) or 'none'}")
-    return [(kind, store_folder() / kind.fingerprint / name) for kind, several in stored if name in several]
-
-
 def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
     own_kinds = "; ".join(dict.fromkeys(map(str, kinds)))
     if others := [str(kind) for kind, names in list_saved_baselines() if name in names]:
         return f"no baseline '{name}' for this machine ({own_kinds}); saved ones are for {'; '.join(others)}"
-    return f"no baseline '{name}' in {store_folder()} ({own_kinds}); saved names: {', '.join(_list_names()) or 'none'}"
-
-
-def _list_names() -> list[str]:
-    return sorted({name for _, names in list_saved_baselines() for name in names})
+    names = sorted({each for _, names in list_saved_baselines() for each in names})
+    return f"no baseline '{name}' in {store_folder()} ({own_kinds}); saved names: {', '.join(names) or 'none'}"
 
 
 def list_saved_baselines() -> list[tuple[MachineClass, list[str]]]:

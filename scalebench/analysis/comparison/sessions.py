@@ -124,24 +124,20 @@ def _without_verdict(ratio: float, reason: str) -> RatioTest:
     return RatioTest(ratio, test="none", note=f"no verdict: {reason}")
 
 
-def session_means(
-    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], equalizes: bool = True
-) -> tuple[list[float], list[float]]:
+def session_means(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     """Return the geometric mean of each session of both sides, in samples/s.
 
     A side of one or two sessions is judged by the spread of the other side's sessions. Sessions of more repeats would
     spread less, so that of each session only as many repeats count then as the smallest session on the side with few
-    has, unless `equalizes` is false.
+    has.
     """
     fewer = min(a, b, key=len)
-    count = min(map(len, fewer)) if equalizes and len(fewer) < MIN_UNITS_FOR_TEST else None
+    count = min(map(len, fewer)) if len(fewer) < MIN_UNITS_FOR_TEST else None
     means_a, means_b = ([math.exp(mean_of_repeats(rates[:count]).mean) for rates in side] for side in (a, b))
     return means_a, means_b
 
 
-def compare_independent(
-    a: Sequence[float], b: Sequence[float], units: str, confidence: float = CONFIDENCE
-) -> RatioTest:
+def compare_independent(a: Sequence[float], b: Sequence[float], units: str) -> RatioTest:
     """Return the ratio b over a of independent `units`: positive samples/s of each, three at least on one side.
 
     On logarithms, where a ratio is a difference and units differ by factors. With three or more on both sides by
@@ -161,14 +157,14 @@ def compare_independent(
         ]
         variance = math.fsum(squares) / freedom * (1 / len(a) + 1 / len(b))
         difference, name = LogMean(difference.mean, variance, freedom), "Student"
-    return judge_ratio(difference, f"{name}'s t, {len(a)} and {len(b)} {units}", confidence=confidence)
+    return judge_ratio(difference, f"{name}'s t, {len(a)} and {len(b)} {units}")
 
 
-def judge_ratio(log_ratio: LogMean, test: str, note: str | None = None, confidence: float = CONFIDENCE) -> RatioTest:
+def judge_ratio(log_ratio: LogMean, test: str, note: str | None = None) -> RatioTest:
     """Return a ratio of known variance with its interval and Student's t; `test` names it."""
     from scipy.special import stdtr  # not scipy.stats, which takes 0.6 s to import
 
-    interval = log_ratio.to_estimate(confidence)
+    interval = log_ratio.to_estimate()
     if log_ratio.variance == 0:
         return RatioTest(interval.value, interval, 1.0 if log_ratio.mean == 0 else 0.0, test, note)
     t = abs(log_ratio.mean) / math.sqrt(log_ratio.variance)

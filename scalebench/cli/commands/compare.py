@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.analysis import comparison
 from scalebench.analysis.comparison import NO_VERDICT, TOO_LITTLE_DATA, Comparison, baseline_store
-from scalebench.analysis.comparison.drift import ConfigurationHistory, find_changes
 from scalebench.analysis.comparison.rows import drop_copies, load_compared_runs
 from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
 from scalebench.cli.commands.arguments import (
@@ -26,10 +24,8 @@ from scalebench.core.machine.machine import classify_machine
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_line
 from scalebench.report import comparison as comparison_report
-from scalebench.report.document import Chart
 
 COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
-HISTORY_FORMATS = ("text", "json")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -50,10 +46,6 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--against", metavar="NAME", help="compare with a saved baseline")
     parser.add_argument("--missing", choices=("fail", "ok"), default="fail", help="where that has too few sessions")
     parser.add_argument("--save", metavar="NAME", help="add the runs to a baseline, which keeps the last ten sessions")
-    parser.add_argument(
-        "--history", metavar="NAME", nargs="?", const="",
-        help="draw the sessions of a baseline, with those of DIR if there are any, and mark the first that differs",
-    )  # fmt: skip
     parser.add_argument("--replace", action="store_true", help="of --save: start that baseline over")
     parser.add_argument("--same-session", action="store_true", help="count all runs as those of one session")
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="text")
@@ -63,8 +55,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     _check_options(options)
-    if options.history is not None:
-        return _show_history(options)
     options.paths = folders_or_newest(options.paths)
     if options.save is not None:
         return _save_baseline(options)
@@ -79,25 +69,36 @@ def main(options: argparse.Namespace) -> int:
         "junit": lambda: comparison_report.make_junit(compared, status),
         "markdown": lambda: comparison_report.make_markdown(compared),
     }[options.format]()
-    _write_outputs(options, content, text, lambda: comparison_report.make_comparison_charts(compared))
+    if options.out is None:
+        sys.stdout.write(content)
+    else:
+        with refuse_unwritable(Path(options.out), "--out=FILE writes elsewhere"):
+            write_output(Path(options.out), content)
+        sys.stdout.write(text)
+        print(f"written: {options.out}")
+    if options.figures is not None:
+        from scalebench.report import figures
+
+        with refuse_unwritable(Path(options.figures), "--figures=FOLDER writes elsewhere"):
+            written = figures.save_charts(comparison_report.make_comparison_charts(compared), Path(options.figures))
+        lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
+        print("\n".join(lines or ["no figures: nothing to draw"]), file=sys.stderr)  # standard output may be JSON
     return status
 
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise InputError for options that do not go together."""
-    modes = [name for name in ("save", "against", "by", "history") if getattr(options, name) is not None]
+    modes = [name for name in ("save", "against", "by") if getattr(options, name) is not None]
     is_baseline = any(mode != "by" for mode in modes)
-    knows_format = options.history is None or options.format in HISTORY_FORMATS
     refusals = {
         f": {' and '.join(f'--{mode}' for mode in modes[:2])} do not go together": len(modes) > 1,
         ": --base names a value of the key of --by KEY": options.base is not None and options.by is None,
         ": --missing ok is for --against NAME": options.missing == "ok" and options.against is None,
         ": --figures is for a comparison, not for --save NAME": options.figures is not None and modes == ["save"],
-        f": --history knows --format {' and '.join(HISTORY_FORMATS)}": not knows_format,
         ": --replace is for --save NAME": options.replace and modes != ["save"],
         ": --same-session is for A and B, or --by KEY: a baseline is a set of sessions": options.same_session
         and is_baseline,
-        " needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME; or --history": not modes
+        " needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME": not modes
         and len(options.paths) != 2,
     }
     for text, is_refused in refusals.items():
@@ -137,54 +138,3 @@ def _compare(options: argparse.Namespace) -> Comparison:
     compared = comparison.compare(a, b, ignored, threshold, options.same_session)
     compared.notes.insert(0, f"A is {names[0]}, B is {names[1]}")
     return compared
-
-
-def _show_history(options: argparse.Namespace) -> int:
-    """Draw the sessions of a baseline on each class of machine, and return 3 for a regression beyond the threshold."""
-    threshold = options.threshold
-    added = load_compared_runs(options.paths) if options.paths else []
-    histories, name = [], options.history
-    for kind, folder in baseline_store.find_history_folders(options.history):
-        name = folder.name
-        newer = [run for run in added if classify_machine(run.record.machine).fingerprint == kind.fingerprint]
-        changes = find_changes(drop_copies([*load_compared_runs([str(folder)]), *newer]))
-        histories.append(comparison_report.MachineHistory(str(kind), changes))
-    status = _judge_histories([each for history in histories for each in history.configurations], threshold)
-    exit_status = comparison_report.EXIT_STATUS[status]
-    verdict = [] if threshold is None else [f"verdict: {status}"]
-    text = comparison_report.format_blocks([*comparison_report.make_history_blocks(name, histories), *verdict])
-    is_json = options.format == "json"
-    content = comparison_report.make_history_json(name, histories, status, exit_status) if is_json else text
-    _write_outputs(options, content, text, lambda: comparison_report.make_history_charts(name, histories))
-    return exit_status
-
-
-def _judge_histories(configurations: list[ConfigurationHistory], threshold: float | None) -> str:
-    """Return the outcome; only a threshold makes it a regression, or too little data."""
-    if threshold is None:
-        return comparison.OK
-    changes = [each.change for each in configurations if each.change is not None]
-    if any(change.ratio.ratio < 1 - threshold for change in changes):
-        return comparison.REGRESSION
-    return comparison.OK if all(each.has_verdict for each in configurations) else TOO_LITTLE_DATA
-
-
-def _write_outputs(
-    options: argparse.Namespace, content: str, text: str, make_charts: Callable[[], list[Chart]]
-) -> None:
-    """Print the content; with --out write it to that file, and print the text. With --figures write the charts, and
-    list the PNG files on standard error, so that JSON on standard output stays JSON."""
-    if options.out is None:
-        sys.stdout.write(content)
-    else:
-        with refuse_unwritable(Path(options.out), "--out=FILE writes elsewhere"):
-            write_output(Path(options.out), content)
-        sys.stdout.write(text)
-        print(f"written: {options.out}")
-    if options.figures is not None:
-        from scalebench.report import figures
-
-        with refuse_unwritable(Path(options.figures), "--figures=FOLDER writes elsewhere"):
-            written = figures.save_charts(make_charts(), Path(options.figures))
-        lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
-        print("\n".join(lines or ["no figures: nothing to draw"]), file=sys.stderr)

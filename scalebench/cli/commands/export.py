@@ -13,7 +13,7 @@ from scalebench.core.untrusted import clean_line
 
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("paths", metavar="DIR", nargs="*", help=FOLDERS_HELP)
-    parser.add_argument("--to", required=True, choices=TRACKERS, help="Weights & Biases, MLflow, or TensorBoard")
+    parser.add_argument("--to", required=True, choices=TRACKERS, help="Weights & Biases or MLflow")
     parser.add_argument("--out", metavar="FOLDER", help="where files go; default: a folder of that name in the first")
     parser.add_argument("--project", default="scalebench", help="of W&B, or the experiment of MLflow")
 

@@ -12,11 +12,9 @@ from scalebench.analysis import batches
 from scalebench.analysis.batches import BATCH, SATURATION_SHARE, DevicesOrBatch, SaturatingBatch, StepFit
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
 from scalebench.report.flag_text import describe_intervals
@@ -35,12 +33,7 @@ SATURATION_CAPTION = (
 CHOICES = "devices-or-batch"
 CHOICES_CAPTION = (
     "N devices of b samples beside one device of N * b: as many samples in a step, and as many steps per epoch. "
-    "Ratio: throughput of N devices over that of one; time ratio: seconds of training that one device takes to the "
-    "target over those of N devices, by seed; above 1 the devices win. Both with 95 % limits, over three repeats "
-    "or seeds at least."
-)
-TO_TARGET_CAPTION = (
-    " To target: seconds of training, of several seeds their geometric mean; empty if one of them never reached it."
+    "Ratio: throughput of N devices over that of one, with 95 % limits over repeats; above 1 the devices win."
 )
 FEWER_STEPS = "a larger batch makes fewer steps per epoch, and may learn less in it"
 
@@ -167,8 +160,7 @@ def format_half_batch(line: StepFit | None) -> str:
 
 def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:
     """Compare N devices with one device at N times the batch."""
-    estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
-    pairs = batches.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
+    pairs = batches.compare_devices_with_batch(report_data.curves, report_data.configurations.estimate_ratio)
     groups, notes = doc.group_curves(CHOICES, batches.make_batch_curves(report_data.curves))
     # The winner at the largest device count of each strategy counts, against the same strategy if possible.
     largest: dict[tuple[str, ...], DevicesOrBatch] = {}
@@ -195,41 +187,19 @@ def _describe_choice(pair: DevicesOrBatch) -> str:
     many, single, ratio = pair.many_devices, pair.one_device, pair.throughput
     devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
     one_device = f"one of {single[BATCH]:,} ({single['strategy']})"
-    doubt, to_target = tables.explain_doubt(ratio, many, single), pair.time_ratio
-    text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}{doubt and f', {doubt}'}"
-    if to_target is not None and not to_target.has_limits:
-        text += f". To the target it takes {MIN_REPEATS_FOR_LIMITS} seeds of both to tell: seed=0,1,2 decides"
-    elif to_target is not None and not to_target.low <= 1 <= to_target.high:
-        text += f", and reach the target in {1 / to_target.value:.2f} times its time"
-    return f"{text}."
+    doubt = tables.explain_doubt(ratio, many, single)
+    return f"{devices} have {ratio.value:.2f} times the throughput of {one_device}{doubt and f', {doubt}'}."
 
 
 def _make_choice_table(pairs: Sequence[DevicesOrBatch]) -> doc.Table:
-    with_target = any(pair.trainings is not None for pair in pairs)
     rows = []
     for pair in pairs:
-        many, single, trainings = pair.many_devices, pair.one_device, pair.trainings or (None, None)
-        targets = {
-            "to target": _make_target_cell(trainings[0]), "one device to target": _make_target_cell(trainings[1]),
-            "time ratio (95 %)": pair.time_ratio,
-        }  # fmt: skip
+        many, single = pair.many_devices, pair.one_device
         rows.append((doc.get_tags(many), {
             "model": many["model"], "strategy": many["strategy"], doc.DEVICES: many["gpus"],
             "batch per device": many[BATCH], "samples/s": tables.make_cell(many, doc.THROUGHPUT),
             "one device": single["strategy"], "its batch": single[BATCH],
             "its samples/s": tables.make_cell(single, doc.THROUGHPUT), "ratio (95 %)": pair.throughput,
-            **(targets if with_target else {}),
         }))  # fmt: skip
-    caption, title = CHOICES_CAPTION + TO_TARGET_CAPTION * with_target, "N devices or N times the batch"
-    return spec.make_table(f"{CHOICES}-choices", title, rows, ("strategy", "one device"), caption)
-
-
-def _make_target_cell(training: TrainingOutcome | None) -> doc.Cell:
-    """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`; empty without a target."""
-    if training is None:
-        return doc.Cell("")
-    seconds = training.figures["time_to_target_s"]
-    if training.reached < training.seeds or seconds is None:
-        return doc.Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
-    seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
-    return doc.make_cell(units.format_seconds(seconds.value) + seeds, seconds.value)
+    title = "N devices or N times the batch"
+    return spec.make_table(f"{CHOICES}-choices", title, rows, ("strategy", "one device"), CHOICES_CAPTION)

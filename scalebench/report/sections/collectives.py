@@ -3,7 +3,7 @@ terminal shows the same tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import collectives
@@ -38,7 +38,6 @@ def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
         yield from _draw_operation(number, *group)
         yield _make_collective_table(number, *group)
     if groups:
-        yield from (doc.Paragraph(f"{sentence}.") for sentence in list_comparisons(operations))
         yield from doc.note_left_out(MAX_GROUPS, len(groups), "operations are shown; report --csv has all")
     if len(transfers):
         yield from _make_matrices(transfers)
@@ -68,32 +67,6 @@ def _mean_bandwidths(rows: pd.DataFrame) -> dict[int, float]:
     """Return the bus bandwidth by size, means over runs."""
     means = rows.groupby("size_bytes")["busbw_bytes_per_s"].mean()
     return dict(zip(map(int, means.index), map(float, means), strict=True))
-
-
-def list_comparisons(frame: pd.DataFrame) -> Iterator[str]:
-    """Yield `all_reduce on 2 devices (torch, cpu): horovod_mpi is faster from 4 B to 16 KiB, ddp_gloo from 64 KiB to
-    256 MiB` for each two strategies."""
-    for each in collectives.compare_operations(frame):
-        head, span, count = _name_operation(each.operation), _format_sizes(each.sizes), len(each.sizes)
-        if not each.faster:
-            few = f": fewer than {MIN_REPEATS_FOR_LIMITS} repeats, measure.repeats={MIN_REPEATS_FOR_LIMITS} decides"
-            text = f"{head}: no difference between {' and '.join(each.strategies)} is resolved {span}"
-            yield text if each.has_limits else text + few
-        elif len(each.faster) == 1:
-            (name, sizes), (other,) = each.faster[0], {*each.strategies} - {each.faster[0][0]}
-            is_all = len(sizes) == count
-            where = f"all {count} sizes" if is_all else f"{len(sizes)} of {count} sizes, the others unresolved,"
-            yield f"{head}: {name} is faster than {other} at {where} {span}"
-        else:
-            (first, sizes), *others = each.faster
-            parts = [f"{first} is faster {_format_sizes(sizes)}"]
-            parts += [f"{name} {_format_sizes(sizes)}" for name, sizes in others]
-            yield f"{head}: {', '.join(parts)}"
-
-
-def _format_sizes(sizes: Sequence[int]) -> str:
-    first, last = (units.format_binary_bytes(size) for size in (sizes[0], sizes[-1]))
-    return f"at {first}" if first == last else f"from {first} to {last}"
 
 
 def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
