@@ -49,9 +49,8 @@ SIGTERM_BROADCAST = (
 
 
 def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part]:
-    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, the operations that some runs
-    measured on request, and the answer. `width` is in characters; `wide` asks for all columns
-    and tables."""
+    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, the operations that some
+    runs measured on request, and the answer. `width` is in characters; `wide` asks for all columns and tables."""
     curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
     winners: set[str] = set()  # The one device to stay on is one of them.
     for advice in list_advice(curves, estimate_ratio):

@@ -19,6 +19,7 @@ from scalebench.report.document import Cell, Row, Table
 from scalebench.report.terminal_table import render
 from scalebench.sweeps.console import Console
 from tests.analysis.test_golden_corpus import CORPUS
+from tests.builders import sweeps
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import block_times, make_probed_run, make_probes, training_run
 
