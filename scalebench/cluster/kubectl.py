@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from typing import Any
 
 COMMAND_LIMIT_S = 60.0
 MAX_MESSAGE_CHARACTERS = 300
+# What kubectl writes before its error: lines of its own log, by level, month and day, and warnings.
+NOISE = re.compile(r"^([IWEF]\d{4} |Warning: ).*$", re.MULTILINE)
 
 
 class KubectlError(Exception):
@@ -31,11 +35,14 @@ class Kubectl:
         command = [*self._command, *words]
         try:
             done = subprocess.run(command, input=content, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)
-        except (subprocess.TimeoutExpired, OSError) as error:
-            raise KubectlError(f"kubectl {words[0]}: {error}") from None
+        except subprocess.TimeoutExpired:
+            raise KubectlError(f"{shlex.join(command)}: no answer within {COMMAND_LIMIT_S:g} s") from None
+        except OSError as error:
+            raise KubectlError(f"kubectl: {error}") from None
         if done.returncode:
-            text = " ".join(done.stderr.split())[:MAX_MESSAGE_CHARACTERS]
-            raise KubectlError(f"kubectl {words[0]}: {text or f'exit status {done.returncode}'}")
+            # `auth can-i` says no on its output.
+            text = " ".join((NOISE.sub("", done.stderr).strip() or done.stdout).split())[:MAX_MESSAGE_CHARACTERS]
+            raise KubectlError(f"{shlex.join(command)}: {text or f'exit status {done.returncode}'}")
         return done.stdout
 
     def find_problem(self) -> str | None:

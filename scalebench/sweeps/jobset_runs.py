@@ -32,6 +32,7 @@ from scalebench.sweeps.jobset_main import pack_runs, unpack_result
 POLL_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 600.0  # for kubectl to fail
 POD_REPORT_S = 10.0  # until Kubernetes reports the end of a pod that its leader has lost
+NOT_FOUND = "(NotFound)"  # in an error of kubectl: somebody has deleted the JobSet
 NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 
@@ -113,7 +114,7 @@ class _JobSet:
         self._name, self._left, self._report, self._print_line = name, left, report, print_line
         self._settings = next(iter(left.values())).spec.config.hardware.kubernetes
         self._kubectl = Kubectl(self._settings.namespace)
-        self._lines = 0  # of the leader's log that have been read
+        self._lines = 0  # of the leader's log that have been printed
 
     def follow(self, manifest: Any = None, units: Sequence[Sequence[RunRequest]] = ()) -> Iterator[JobResult]:
         """Yield the runs with their results; with a manifest the JobSet is made first, and does these units."""
@@ -150,26 +151,28 @@ class _JobSet:
         while True:
             was_over = is_over  # its log is read once more
             for number, line in enumerate(self._kubectl.follow_log(f"{self._name}-leader-0")):
-                if number >= self._lines:
-                    self._lines = number + 1
-                    yield from self._read(line)
+                is_new, self._lines = number >= self._lines, max(self._lines, number + 1)
+                yield from self._read(line, is_new)
             if was_over or not self._left:
                 return
             try:
                 is_over = "terminalState" in self._read_status()
                 self._report_pods()
                 answered_s = time.monotonic()
-            except KubectlError:
-                if time.monotonic() - answered_s > SILENCE_LIMIT_S:
+            except KubectlError as error:
+                if NOT_FOUND in str(error) or time.monotonic() - answered_s > SILENCE_LIMIT_S:
                     raise
             if not is_over and process.cancelled.wait(POLL_INTERVAL_S):
                 raise KeyboardInterrupt
 
-    def _read(self, line: str) -> Iterator[JobResult]:
+    def _read(self, line: str, is_new: bool) -> Iterator[JobResult]:
+        """Yield the run whose result this line is, also in a line that is not new: after a rotation of the log its
+        count begins again. Another line is printed once."""
         try:
             number, files = unpack_result(line)
         except (ValueError, AttributeError, OSError, EOFError):
-            self._print_line(clean_text(line))
+            if is_new:
+                self._print_line(clean_text(line))
             return
         if (run := self._left.pop(number, None)) is None:
             return

@@ -1,5 +1,6 @@
 """A stand-in for kubectl and a cluster with JobSet: pods are processes of this machine, which have the commands and the
-environment that a JobSet gives them, with the names of hosts and folders replaced."""
+environment that a JobSet gives them, with the names of hosts and folders replaced. Its words and statuses are those of
+kubectl 1.20, 1.27, 1.33 and 1.37 beside an API server."""
 
 import base64
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 
 STATE = Path(os.environ["FAKE_KUBECTL"])
 PORT = os.environ["FAKE_PORT"]
+KINDS = {"Secret": "secret", "JobSet": "jobset.jobset.x-k8s.io"}
 STATUS = json.loads(os.environ.get("FAKE_STATUS", "null"))  # of a JobSet that starts no pods
 
 
@@ -58,16 +60,18 @@ def main(verb, *words):
     if verb == "create":
         manifest = json.load(sys.stdin)
         (STATE / f"{manifest['kind']}.json").write_text(json.dumps(manifest))
-        (STATE / "names").open("a").write(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}\n")
+        (STATE / "names").open("a").write(f"{KINDS[manifest['kind']]}/{manifest['metadata']['name']}\n")
         if manifest["kind"] == "JobSet" and "FAKE_REFUSAL" in os.environ:
-            sys.exit(os.environ["FAKE_REFUSAL"])
+            sys.exit(f"E1129 02:50:46.855 1 memcache.go:381] no list\n{os.environ['FAKE_REFUSAL']}")
         if manifest["kind"] == "JobSet" and STATUS is None:
             secret = json.loads((STATE / "Secret.json").read_text())["data"]
             for job in manifest["spec"]["replicatedJobs"]:
                 for index in range(job["template"]["spec"]["completions"]):
                     start_pod(manifest, job, index, secret)
     elif verb == "logs" and "FAKE_LOG" in os.environ:
-        print(os.environ["FAKE_LOG"])
+        log, *rest = json.loads((STATE / "logs").read_text() if (STATE / "logs").exists() else os.environ["FAKE_LOG"])
+        (STATE / "logs").write_text(json.dumps(rest or [log]))
+        print(log)
     elif verb == "logs" and STATUS is None:
         with open(STATE / "leader-0-0" / "log") as log:
             while True:
@@ -77,10 +81,17 @@ def main(verb, *words):
                 if ended:
                     break
                 time.sleep(0.1)
-    elif verb == "auth" or words[0] == "--raw":
-        print("yes" if words[-1] in ("/apis/jobset.x-k8s.io/v1alpha2", "jobsets.jobset.x-k8s.io") else sys.exit("no"))
+    elif verb == "auth":
+        print("no" if "FAKE_REFUSAL" in os.environ else "yes")
+        sys.exit("FAKE_REFUSAL" in os.environ)
+    elif words == ("--raw", "/apis/jobset.x-k8s.io/v1alpha2"):
+        print("{}")
     elif "--ignore-not-found" in words and verb == "get":
-        print("\n".join(name for name in (STATE / "names").read_text().split() if name == f"jobset/{words[1]}"))
+        print(
+            "\n".join(name for name in (STATE / "names").read_text().split() if name == f"{KINDS['JobSet']}/{words[1]}")
+        )
+    elif verb == "get" and words[0] == "jobset" and STATUS == ["deleted"]:
+        sys.exit(f'Error from server (NotFound): jobsets.jobset.x-k8s.io "{words[1]}" not found')
     elif verb == "get":
         pods = {"items": json.loads(os.environ.get("FAKE_PODS", "[]"))}
         print(json.dumps({"status": STATUS or {"terminalState": "Completed"}} if words[0] == "jobset" else pods))

@@ -1,6 +1,6 @@
 """JobSets: their manifest against the fields of the CRD, and their pods' commands as processes of this machine.
 
-No JobSet of scalebench has run on a real cluster.
+No JobSet of scalebench has run on a real cluster. Pods, Jobs and Secrets were checked with kubernetes-validate --strict.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from scalebench.__main__ import main
 from scalebench.cluster import jobset
+from scalebench.cluster.kubectl import Kubectl
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
@@ -187,7 +188,10 @@ def test_the_jobset_of_a_program_that_ended_is_followed_by_the_next(sign, interr
     done = cluster(*SWEEP, "hydra.sweep.dir=again", "resume=true")
     results = [read_result(tmp_path / "again" / number / "result.json") for number in "01"]
     assert [(each.status, each.scheduler.job_id) for each in results] == [("ok", name)] * 2 and done.returncode == 0
-    assert (tmp_path / "state" / "names").read_text().splitlines() == [f"secret/{name}", f"jobset/{name}"]
+    assert (tmp_path / "state" / "names").read_text().splitlines() == [
+        f"secret/{name}",
+        f"jobset.jobset.x-k8s.io/{name}",
+    ]
     assert (tmp_path / "state" / "deleted").read_text() == "secret\n"
 
 
@@ -207,11 +211,12 @@ FAILED = {"terminalState": "Failed", "conditions": [{"status": "True", "reason":
 
 
 @pytest.mark.parametrize(("variables", "status", "reason"), [
-    ({"FAKE_REFUSAL": "Error from server: no quota"}, "failed", "kubectl create: Error from server: no quota"),
+    ({"FAKE_REFUSAL": "Error from server: no quota"}, "failed", r"kubectl create .*: Error from server: no quota"),
+    ({"FAKE_STATUS": ["deleted"]}, "failed", r"kubectl get jobset .*: Error from server \(NotFound\): .* not found"),
     ({"FAKE_STATUS": FAILED}, "failed", r"Kubernetes: JobSet scalebench-2-\w+ left no result \(FailedJobs: a job\)"),
     ({"FAKE_STATUS": FAILED, "FAKE_PODS": [DEAD]}, "oom", "Kubernetes: w-1 was OOMKilled"),
     ({"FAKE_STATUS": FAILED, "FAKE_PODS": [LATE]}, "timeout", "Kubernetes: w-0 ran out of its time limit"),
-], ids=["refused", "no result", "no memory", "no time"])  # fmt: skip
+], ids=["refused", "deleted", "no result", "no memory", "no time"])  # fmt: skip
 def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, tmp_path, monkeypatch):
     for name, value in ({"PATH": f"{kubectl.parent}:{os.environ['PATH']}"} | variables).items():
         monkeypatch.setenv(name, value if isinstance(value, str) else json.dumps(value))
@@ -226,7 +231,7 @@ def test_a_jobset_without_a_result_is_a_row(variables, status, reason, kubectl, 
 
 
 def test_a_pod_that_the_leader_has_lost_is_explained_by_kubernetes(kubectl, tmp_path, monkeypatch, capsys):
-    """The leader only sees that a connection ended, and its row comes first."""
+    """The leader only sees that a connection ended, and its row comes first; here in a log that was rotated."""
     hardware = HardwareSpec("pods", devices="cpu", gpus_per_node=1, this_machine=False, scheduler="kubernetes")
     run = RunRequest(0, resolve(simulated_config(hardware=hardware)), tmp_path / "0")
     lost = write_result_for(run, RunOutcome("failed", f"w-1, with rank 0, {LOST}"))
@@ -234,12 +239,12 @@ def test_a_pod_that_the_leader_has_lost_is_explained_by_kubernetes(kubectl, tmp_
     for path in run.folder.iterdir():
         path.unlink()
     monkeypatch.setenv("PATH", f"{kubectl.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_LOG", capsys.readouterr().out)
-    for name, value in {"STATUS": FAILED, "PODS": [DEAD]}.items():
+    logs = ["first\nsecond", capsys.readouterr().out]
+    for name, value in {"STATUS": FAILED, "PODS": [DEAD], "LOG": logs}.items():
         monkeypatch.setenv(f"FAKE_{name}", json.dumps(value))
     follower = jobset_runs.JobSetFollower(lambda queue: None, print)
     ((_, result),) = follower.follow([PlannedJob(run.folder, [[run]])], ())
-    assert (result.status, result.reason) == ("oom", "Kubernetes: w-1 was OOMKilled")
+    assert (result.status, result.reason, result.run_id) == ("oom", "Kubernetes: w-1 was OOMKilled", lost.run_id)
     assert read_result(run.folder / "result.json") == result
 
 
@@ -247,6 +252,9 @@ def test_doctor_asks_the_cluster_for_jobset(kubectl, monkeypatch, capsys):
     for path, status, text in ((str(kubectl.parent), 0, "1 ok, 0 differ"), ("/nowhere", 1, "No such file")):
         monkeypatch.setenv("PATH", path)
         assert main(["doctor", "hardware=kubernetes"]) == status and text in capsys.readouterr().out
+    monkeypatch.setenv("PATH", str(kubectl.parent))
+    monkeypatch.setenv("FAKE_REFUSAL", "")
+    assert Kubectl(None).find_problem() == "kubectl auth can-i create jobsets.jobset.x-k8s.io: no"
 
 
 def test_without_kubectl_one_sentence_says_so(cluster, tmp_path):
