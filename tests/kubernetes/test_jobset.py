@@ -1,6 +1,6 @@
 """JobSets: their manifest against the fields of the CRD, and their pods' commands as processes of this machine.
 
-No JobSet of scalebench has run on a real cluster. Pods, Jobs and Secrets were checked with kubernetes-validate --strict.
+No JobSet of scalebench has run on a real cluster. Pods, Jobs and Secrets passed kubernetes-validate --strict once.
 """
 
 import contextlib
