@@ -244,9 +244,10 @@ def split_shared_columns(frame: pd.DataFrame) -> tuple[str, list[str]]:
         return any(len(of_group) > 1 for of_group in values.values())
 
     names = [name for name in SHARED_COLUMNS if name not in same]
-    of_length = {"model_params": ("sequence_length",)}  # position embeddings follow from it
+    # Position embeddings follow from the length, and the batch of a user's script from its arguments.
+    sources = {"model_params": ("sequence_length",), "batch_per_device": ("strategy", "options")}
     for name in DIFFERING_COLUMNS:
-        keys = (*group, "model_options", *of_length.get(name, ()))
+        keys = (*group, "model_options", *sources.get(name, ()))
         names += [name] if differs(name, keys, null_is_a_value=False) else []
     names += [name for name in CHOICE_COLUMNS if differs(name, group)]
     # Each strategy has its own options, which say nothing beside another strategy's; null means default options.
