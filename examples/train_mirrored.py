@@ -35,12 +35,8 @@ def main():
     data = tf.data.Dataset.from_tensor_slices((pictures, labels)).repeat().batch(args.batch_size, drop_remainder=True)
     with strategy.scope():
         layers = tf.keras.layers
-        net = tf.keras.Sequential([
-            layers.Input((32, 32, 3)),
-            *(layers.Conv2D(args.filters, 3, padding="same", activation="relu") for _ in range(3)),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(10),
-        ])
+        convolutions = (layers.Conv2D(args.filters, 3, padding="same", activation="relu") for _ in range(3))
+        net = tf.keras.Sequential([*convolutions, layers.GlobalAveragePooling2D(), layers.Dense(10)])
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         net.compile(tf.keras.optimizers.Adam(), loss)
     net.fit(data, epochs=1000, steps_per_epoch=2048 // args.batch_size, verbose=2)
