@@ -26,7 +26,7 @@ from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_log_name, rank_re
 from scalebench.core.spec import RunSpec
 from scalebench.core.untrusted import clean_text
 from scalebench.measure import clock_sync
-from scalebench.measure.monitor.aggregate import MonitorPart
+from scalebench.measure.monitor.summary import MonitorPart
 from scalebench.measure.nodes import MachinesPart, has_node_reports
 from scalebench.runner import memory_limit
 from scalebench.runner.launchers.supervise import GroupExit

@@ -33,8 +33,8 @@ from scalebench.core.run_folder import (
 )
 from scalebench.core.spec import RunSpec, read_spec, write_spec
 from scalebench.measure import nodes
-from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part
 from scalebench.measure.monitor.monitor_process import MonitorProcess
+from scalebench.measure.monitor.summary import MonitorPart, make_monitor_part
 from scalebench.runner import launchers, max_batch, trace_merge
 from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, classify_exit, read_ranks
 from scalebench.runner.launchers import srun, waiting

@@ -2,6 +2,6 @@
 samples.
 
 `python -m scalebench.measure.monitor FOLDER [NODE]` (__main__.py, with the samplers) writes one time series;
-monitor_process.py starts and ends it, time_series.py, summary.py and flags.py make figures and flags of the series, and
-aggregate.py makes the monitor's part of a run's record.
+monitor_process.py starts and ends it; time_series.py, summary.py and flags.py make the monitor's part of a run's record
+of it.
 """

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import DeviceMonitorRecord, MonitorRecord
-from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLE_REASONS, THROTTLED_PREFIX
-from scalebench.measure.monitor.summary import IDLE_REASON
+from scalebench.core.result import DeviceMonitorRecord
+from scalebench.measure.monitor.gpu_sampler import IDLE_REASON, NO_REASON, THROTTLE_REASONS, THROTTLED_PREFIX
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
+
+if TYPE_CHECKING:
+    from scalebench.measure.monitor.summary import NodeMonitor
 
 # For other programs, over the whole measured phase: daemons and kernel threads use a little of any machine, more of a
 # larger one.
@@ -33,7 +37,7 @@ HEAT_REASONS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw
 
 
 def detect_flags(
-    series: TimeSeries, window: TimeWindow | None, warmup_s: float | None, monitor: MonitorRecord, gpus: list[Gpu]
+    series: TimeSeries, window: TimeWindow | None, warmup_s: float | None, node: NodeMonitor, gpus: Sequence[Gpu]
 ) -> list[str]:
     """Return the flags of a run that used `gpus`; `warmup_s` is the time of its first step, `window` its measured
     phase."""
@@ -42,12 +46,17 @@ def detect_flags(
         "foreign_process": any(_has_foreign_process(series, gpu, window) for gpu in used),
         "hot_at_start": any(_is_hot(series, gpu, warmup_s) for gpu in used),
         "gpu_lost": any(series.times_s(gpu, "lost") for gpu in used),
-        "busy_machine": window is not None and _is_busy(series, window, monitor),
-        "quota_used_up": window is not None and _is_quota_used_up(series, window),
-        "throttled": window is not None and any(_is_throttled(series, gpu, window) for gpu in used),
-        "unequal_clocks": has_unequal_clocks(gpus, monitor.devices),
-        "swapping": (monitor.swap_in_bytes or 0) + (monitor.swap_out_bytes or 0) > MAX_SWAPPED_BYTES,
+        "unequal_clocks": has_unequal_clocks(gpus, node.devices),
     }
+    if window is not None:
+        others, cores = node.figures["cpu_cores_others_mean"] or 0.0, node.figures["cores"] or math.inf
+        is_busy = others > MAX_MEAN_OTHER_CORES + MAX_MEAN_OTHER_SHARE * cores
+        flags["busy_machine"] = is_busy and window.seconds >= MIN_BUSY_WINDOW_S
+        periods, used_up = (series.growth("cpu", f"quota_periods{part}", window) for part in ("", "_used_up"))
+        flags["quota_used_up"] = (used_up or 0.0) > MAX_USED_UP_SHARE * (periods or math.inf)
+        flags["throttled"] = any(_is_throttled(series, gpu, window) for gpu in used)
+        swapped_bytes = sum(node.figures[f"swap_{way}_bytes"] or 0.0 for way in ("in", "out"))
+        flags["swapping"] = swapped_bytes > MAX_SWAPPED_BYTES
     return [name for name, is_set in flags.items() if is_set]
 
 
@@ -62,7 +71,7 @@ def _is_hot(series: TimeSeries, gpu: str, warmup_s: float | None) -> bool:
     if warmup_s is None:
         return False
     before = TimeWindow(0.0, warmup_s)
-    limit_c = next(iter(series.values(gpu, "slowdown_temperature_c")), float("inf"))
+    limit_c = series.first(gpu, "slowdown_temperature_c") or float("inf")
     temperatures = series.values(gpu, "temperature_c", before)
     is_limited = any(series.values(gpu, f"{THROTTLED_PREFIX}{reason}", before) for reason in HEAT_REASONS)
     return is_limited or any(value >= limit_c - HOT_MARGIN_C for value in temperatures)
@@ -75,20 +84,6 @@ def _is_throttled(series: TimeSeries, gpu: str, window: TimeWindow) -> bool:
         all_s.update(times_s)
         limited_s.update(times_s if reason not in HARMLESS_REASONS else [])
     return len(limited_s) > MAX_THROTTLED_SHARE * len(all_s)
-
-
-def _is_busy(series: TimeSeries, window: TimeWindow, monitor: MonitorRecord) -> bool:
-    cores = next(iter(series.values("cpu", "cores")), None)
-    if monitor.cpu_cores_others_mean is None or cores is None or window.seconds < MIN_BUSY_WINDOW_S:
-        return False
-    return monitor.cpu_cores_others_mean > MAX_MEAN_OTHER_CORES + MAX_MEAN_OTHER_SHARE * cores
-
-
-def _is_quota_used_up(series: TimeSeries, window: TimeWindow) -> bool:
-    periods, used_up = (series.counter_growth("cpu", f"quota_periods{part}", window) for part in ("", "_used_up"))
-    if not periods or used_up is None:
-        return False
-    return used_up > MAX_USED_UP_SHARE * periods
 
 
 def has_unequal_clocks(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitorRecord]) -> bool:

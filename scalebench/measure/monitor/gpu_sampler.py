@@ -28,7 +28,7 @@ THROTTLE_REASONS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-THROTTLED_PREFIX, NO_REASON = "throttled_", "none"
+THROTTLED_PREFIX, NO_REASON, IDLE_REASON = "throttled_", "none", "gpu_idle"
 
 
 class GpuSampler:

@@ -4,7 +4,7 @@
 Of other programs it keeps the time on the cores by name, so that a record says who disturbed.
 Where an agent started the monitor (runner.node_agent), ours are also those of other agents beside it, and the program
 that launched the run, if it is on this host.
-All is read from /proc directly: the list of all processes is long, and psutil opens several files for each of them.
+All but memory is read from /proc directly: the list of all processes is long, and psutil opens several files for each.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from scalebench.core import exit_with_parent
 from scalebench.core.process import read_process_stat
@@ -51,16 +54,18 @@ class ProcessSampler:
         if self._new_ranks() or time.monotonic() >= self._next_search_s:
             self.search()
         at_s = time.time()
-        memory: dict[str, dict[str, int]] = {}
+        memory: dict[str, Counter[str]] = {}
         for pid in self.ours:
             spent_s = self._spent(pid)
             source = f"process:{self._rank_of[pid]}" if pid in self._rank_of else None
             self._spent_s["ours"] += spent_s
             if source is not None:
                 self._spent_s[source] = self._spent_s.get(source, 0.0) + spent_s
-                sums = memory.setdefault(source, {})
-                for quantity, value in _read_memory(pid).items():
-                    sums[quantity] = sums.get(quantity, 0) + value
+                with suppress(psutil.Error):
+                    read = psutil.Process(pid).memory_info()
+                    sums = memory.setdefault(source, Counter())
+                    # Anonymous is what is not of mapped files, which processes share.
+                    sums.update(rss_bytes=read.rss, rss_anon_bytes=read.rss - read.shared)
         for source, spent_s in self._spent_s.items():
             if source == "ours" or source in memory:  # a rank that ended has no row
                 self._rows.add(at_s, source, "cpu_s", spent_s)
@@ -134,14 +139,3 @@ def _descendants(first: int, children: dict[int, list[int]]) -> set[int]:
             pids.add(pid)
             pending += children.get(pid, [])
     return pids
-
-
-def _read_memory(pid: int) -> dict[str, int]:
-    """Return the resident bytes, and the anonymous ones among them: without mapped files, which processes share."""
-    memory = {}
-    with suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as lines:
-        for line in lines:
-            for field, quantity in ((b"VmRSS:", "rss_bytes"), (b"RssAnon:", "rss_anon_bytes")):
-                if line.startswith(field):
-                    memory[quantity] = int(line.split()[1]) * 1024
-    return memory

@@ -1,34 +1,86 @@
-"""The figures of a run's record from its time series, cut to the measured phase: docs/reference/results.md."""
+"""The monitor's part of a run's record: figures from the time series of its nodes, cut to the measured phase.
+
+docs/reference/results.md explains them. Where the nodes have a monitor each, every series is cut by the marks of the
+node's first rank, which are by the same clock. A figure is null where a device, a rank or a node has none.
+"""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from scalebench.core.machine import gpus
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine import Machine
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, RankRecord
-from scalebench.core.run_folder import MONITOR_FILE
-from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLED_PREFIX
+from scalebench.core.run_folder import monitor_path
+from scalebench.core.spec import RunSpec
+from scalebench.measure import clock_sync
+from scalebench.measure.monitor.flags import detect_flags, has_unequal_clocks
+from scalebench.measure.monitor.gpu_sampler import IDLE_REASON, NO_REASON, THROTTLED_PREFIX
 from scalebench.measure.monitor.process_sampler import OTHER
-from scalebench.measure.monitor.time_series import Reduction, TimeSeries, TimeWindow, mean
+from scalebench.measure.monitor.time_series import (
+    MONITOR,
+    RESUMED,
+    Reduction,
+    TimeSeries,
+    TimeWindow,
+    mean,
+    read_series,
+)
+from scalebench.measure.nodes import NodeReport
 
-IDLE_REASON = "gpu_idle"
 LOOPBACK = "net:lo"
-# Figures of one GPU: the quantity in its series, and what is taken of it over the window.
-DEVICE_FIGURES: dict[str, tuple[str, Reduction]] = {
-    "gpu_util_mean": ("util_share", mean),
-    "memory_util_mean": ("memory_util_share", mean),
-    "gpu_power_w_mean": ("power_w", mean),
-    "sm_clock_mhz_min": ("sm_clock_mhz", min),
-    "sm_clock_mhz_mean": ("sm_clock_mhz", mean),
-    "mem_clock_mhz_min": ("mem_clock_mhz", min),
-    "mem_clock_mhz_mean": ("mem_clock_mhz", mean),
-    "temperature_c_max": ("temperature_c", max),
-    "pcie_sent_bytes_per_s": ("pcie_sent_bytes_per_s", mean),
-    "pcie_received_bytes_per_s": ("pcie_received_bytes_per_s", mean),
+MAX_OTHER_PROGRAMS = 3  # that a record names, each with at least a tenth of the time of the first
+
+
+def over(reduction: Reduction) -> Callable[[TimeSeries, str, str, TimeWindow], float | None]:
+    return lambda series, source, quantity, window: series.reduce(source, quantity, window, reduction)
+
+
+# Of a machine: the source, or the beginning of those that are added up; the quantity; what is taken of it over the
+# window; and how nodes are combined. Those of cores are no fields of the record.
+MACHINE_FIGURES: dict[str, tuple[str, str, Callable[..., float | None], Reduction]] = {
+    "cores": ("cpu", "cores", lambda series, source, quantity, window: series.first(source, quantity), sum),
+    "cores_busy": ("cpu", "busy_s", TimeSeries.rate, sum),
+    "cores_of_ranks": ("process:", "cpu_s", TimeSeries.rate, sum),
+    "cores_of_programs": ("cpu", "programs_s", TimeSeries.rate, sum),
+    "cores_of_run": ("ours", "cpu_s", TimeSeries.rate, sum),
+    "rss_bytes_max": ("process:", "rss_bytes", over(max), sum),
+    "rss_anon_bytes_max": ("process:", "rss_anon_bytes", over(max), sum),
+    "memory_available_bytes_min": ("memory", "available_bytes", over(min), min),
+    "swap_in_bytes": ("swap", "in_bytes", TimeSeries.growth, sum),
+    "swap_out_bytes": ("swap", "out_bytes", TimeSeries.growth, sum),
+    "net_sent_bytes_per_s": ("net:", "sent_bytes", TimeSeries.rate, sum),  # but for the loopback
+    "net_received_bytes_per_s": ("net:", "received_bytes", TimeSeries.rate, sum),
+    "loopback_bytes_per_s": (LOOPBACK, "sent_bytes", TimeSeries.rate, sum),
+    "infiniband_sent_bytes_per_s": ("infiniband:", "sent_bytes", TimeSeries.rate, sum),
+    "infiniband_received_bytes_per_s": ("infiniband:", "received_bytes", TimeSeries.rate, sum),
+    "disk_read_bytes_per_s": ("disk", "read_bytes", TimeSeries.rate, sum),
+    "disk_written_bytes_per_s": ("disk", "written_bytes", TimeSeries.rate, sum),
 }
-# Figures of all GPUs together: that of each, and how they are combined.
+# Of one GPU: the quantity, and what is taken of it over the window.
+DEVICE_FIGURES: dict[str, tuple[str, Callable[..., float | None]]] = {
+    "gpu_util_mean": ("util_share", over(mean)),
+    "memory_util_mean": ("memory_util_share", over(mean)),
+    "memory_used_bytes_max": ("memory_used_bytes", over(max)),
+    "gpu_power_w_mean": ("power_w", over(mean)),
+    "sm_clock_mhz_min": ("sm_clock_mhz", over(min)),
+    "sm_clock_mhz_mean": ("sm_clock_mhz", over(mean)),
+    "mem_clock_mhz_min": ("mem_clock_mhz", over(min)),
+    "mem_clock_mhz_mean": ("mem_clock_mhz", over(mean)),
+    "temperature_c_max": ("temperature_c", over(max)),
+    "pcie_sent_bytes_per_s": ("pcie_sent_bytes_per_s", over(mean)),
+    "pcie_received_bytes_per_s": ("pcie_received_bytes_per_s", over(mean)),
+    "nvlink_sent_bytes_per_s": ("nvlink_sent_bytes", TimeSeries.rate),
+    "nvlink_received_bytes_per_s": ("nvlink_received_bytes", TimeSeries.rate),
+}
+# Of all GPUs together: that of each, and how they are combined.
 COMBINED_FIGURES: dict[str, tuple[str, Reduction]] = {
     "gpu_util_mean": ("gpu_util_mean", mean),
     "gpu_power_w_mean": ("gpu_power_w_mean", sum),
@@ -39,17 +91,58 @@ COMBINED_FIGURES: dict[str, tuple[str, Reduction]] = {
     "mem_clock_mhz_mean": ("mem_clock_mhz_mean", mean),
     "gpu_temperature_c_max": ("temperature_c_max", max),
 }
-# Figures of the machine that are counters per second: source, or the beginning of those that are added, and quantity.
-TRAFFIC = {
-    "net_sent_bytes_per_s": ("net:", "sent_bytes"),  # but for the loopback
-    "net_received_bytes_per_s": ("net:", "received_bytes"),
-    "loopback_bytes_per_s": (LOOPBACK, "sent_bytes"),
-    "infiniband_sent_bytes_per_s": ("infiniband:", "sent_bytes"),
-    "infiniband_received_bytes_per_s": ("infiniband:", "received_bytes"),
-    "disk_read_bytes_per_s": ("disk", "read_bytes"),
-    "disk_written_bytes_per_s": ("disk", "written_bytes"),
-}
-MAX_OTHER_PROGRAMS = 3  # that a record names, each with at least a tenth of the time of the first
+
+
+@dataclass(frozen=True)
+class MonitorPart:
+    """The monitor's figures and flags, as a part of a run's record."""
+
+    monitor: MonitorRecord = field(default_factory=MonitorRecord)
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class NodeMonitor:
+    """The figures of one node, or in `reason` why there are none."""
+
+    file: str | None = None
+    reason: str | None = None
+    figures: dict[str, float | None] = field(default_factory=dict)  # of MACHINE_FIGURES
+    other_programs: list[str] = field(default_factory=list)
+    devices: list[DeviceMonitorRecord] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)  # that the run used on it
+    flags: list[str] = field(default_factory=list)
+
+
+def make_monitor_part(
+    spec: RunSpec,
+    folder: Path,
+    ranks: Sequence[RankRecord],
+    machine: Machine,
+    reason: str | None,
+    reports: Sequence[NodeReport | None] = (),
+) -> MonitorPart:
+    """Make figures and flags of the series in `folder`.
+
+    `machine` and `reason` (why something is missing) are those of the monitor on this host, which is the only one where
+    there are no `reports` of nodes that had monitors of their own. Whatever goes wrong here is a reason in the record
+    and no failed run.
+    """
+    try:
+        numbered: list[tuple[int | None, NodeReport | None]] = [*enumerate(reports)]
+        if not reports:
+            visible = gpus.visible_gpus() if spec.device == "cuda" else []
+            numbered = [(None, NodeReport(0, 0, machine, visible, monitor_reason=reason))]
+        nodes = [summarize_node(spec, ranks, folder, number, report) for number, report in numbered]
+        flags = dict.fromkeys(flag for node in nodes for flag in node.flags)
+        if has_unequal_clocks(
+            [gpu for node in nodes for gpu in node.gpus], [d for node in nodes for d in node.devices]
+        ):
+            flags["unequal_clocks"] = None
+        return MonitorPart(combine_nodes(spec, nodes), list(flags))
+    except Exception as error:
+        text = f"the series could not be read: {type(error).__name__}: {' '.join(str(error).split())}"
+        return MonitorPart(MonitorRecord(reason=text))
 
 
 def measured_window(rank: RankRecord | None, resumed_s: Sequence[float] = ()) -> TimeWindow | None:
@@ -86,95 +179,122 @@ def _join_slots(slots: Sequence[tuple[float, float]], resumed_s: Sequence[float]
     return TimeWindow(sampled[0][0], sampled[-1][1], gaps, all_s / sampled_s if sampled_s > 0 else 1.0)
 
 
-def summarize_monitor(
-    series: TimeSeries, window: TimeWindow, used: Sequence[int], node: int | None = None
-) -> MonitorRecord:
-    """Return the figures of the GPUs `used` (by NVML's index) and of the machine in `window`; `node` is its
-    number among several."""
+def summarize_node(
+    spec: RunSpec, ranks: Sequence[RankRecord], folder: Path, number: int | None, report: NodeReport | None
+) -> NodeMonitor:
+    """Return the figures of one node from its series and its report; `number` is its own among several.
 
-    def growth(prefix: str, quantity: str) -> float | None:
-        sources = [
-            name for name in series.sources(prefix) if name == prefix or (prefix[-1] == ":" and name != LOOPBACK)
-        ]
-        return reduce([series.counter_growth(source, quantity, window) for source in sources], sum)
-
-    def share(seconds: float | None) -> float | None:
-        return seconds / (cores * window.seconds) if seconds is not None and cores else None
-
-    cores = next(iter(series.values("cpu", "cores")), None)
-    programs_s, ours_s = growth("cpu", "programs_s"), growth("ours", "cpu_s")
-    by_others_s = None if programs_s is None or ours_s is None else max(0.0, programs_s - ours_s)
-    ranks, swapped = series.sources("process:"), [growth("swap", f"{way}_bytes") for way in ("in", "out")]
-    resident: dict[str, Any] = {
-        f"{memory}_max": _rounded(reduce([series.reduce(rank, memory, window, max) for rank in ranks], sum))
-        for memory in ("rss_bytes", "rss_anon_bytes")
-    }
-    traffic: dict[str, Any] = {
-        name: None if (amount := growth(*counter)) is None else amount / window.seconds
-        for name, counter in TRAFFIC.items()
-    }
-    return MonitorRecord(
-        **combine_devices([_device(series, window, index, node) for index in used]),
-        file=MONITOR_FILE,
-        cpu_util_mean=share(growth("cpu", "busy_s")),
-        cpu_util_ours_mean=share(growth("process:", "cpu_s")),
-        # Neither of the run nor of the parent nor of the monitor.
-        cpu_cores_others_mean=None if by_others_s is None else by_others_s / window.seconds,
-        other_programs=name_other_programs(series),
-        **resident,
-        memory_available_bytes_min=_rounded(series.reduce("memory", "available_bytes", window, min)),
-        swap_in_bytes=_rounded(_scaled(swapped[0], window)),
-        swap_out_bytes=_rounded(_scaled(swapped[1], window)),
-        **traffic,
-    )
+    The series is cut by the marks of the first rank that measured there."""
+    path = monitor_path(folder, number or 0)
+    if report is None:
+        return NodeMonitor(reason="the agent of its first rank reported no machine")
+    if not path.exists():
+        return NodeMonitor(reason=report.monitor_reason or "there is no series")
+    on_node = [rank for rank in ranks if number in (None, spec.places[rank.rank].node)]
+    first = next((rank for rank in on_node if measured_window(rank) is not None), on_node[0] if on_node else None)
+    used = []
+    if spec.device == "cuda":
+        devices = {device for place in spec.places if number in (None, place.node) for device in place.devices}
+        used = _recorded_gpus(on_node, report.machine) or _nvml_numbers(devices, report.visible_gpus)
+    series = read_series(path)
+    window = measured_window(first, series.times_s(MONITOR, RESUMED))
+    node = NodeMonitor() if window is None else summarize_series(series, window, used, number)
+    node.file, node.reason = path.name, report.monitor_reason or ("nothing was measured" if window is None else None)
+    node.gpus = [gpu for gpu in report.machine.gpus if gpu.index in used]
+    warmup_s = first.marks_s.get("warmup") if first is not None else None
+    node.flags = detect_flags(series, window, warmup_s, node, node.gpus)
+    for device in node.devices:
+        if device.lost_at_s is not None and first is not None:
+            device.lost_at_s = clock_sync.to_rank_0_clock_s(device.lost_at_s, first)
+    return node
 
 
-def combine_devices(devices: list[DeviceMonitorRecord]) -> dict[str, Any]:
-    """Return the figures of a MonitorRecord that combine all its devices."""
-    sources = {device.energy_from for device in devices}
-    reasons = [device.throttle_reasons for device in devices if device.throttle_reasons is not None]
-    return {
-        "devices": devices,
-        "energy_from": None if None in sources else "+".join(sorted(s for s in sources if s)) or None,
-        "throttle_reasons": sorted({reason for each in reasons for reason in each}) if reasons else None,
-        **{
-            name: reduce([getattr(device, of_device) for device in devices], reduction)
-            for name, (of_device, reduction) in COMBINED_FIGURES.items()
-        },
-    }
+def _nvml_numbers(devices: set[int], visible: Sequence[int | None]) -> list[int]:
+    """Return NVML's numbers of the devices that processes call 0, 1, ..., which CUDA_VISIBLE_DEVICES selects. A part of
+    a GPU (MIG) has no figures of its own, and is left out."""
+    numbers = {visible[device] for device in devices if device < len(visible)}
+    return sorted(number for number in numbers if number is not None)
 
 
-def _device(series: TimeSeries, window: TimeWindow, index: int, node: int | None) -> DeviceMonitorRecord:
+def _recorded_gpus(ranks: Sequence[RankRecord], machine: Machine) -> list[int]:
+    """Return NVML's numbers of the GPUs whose UUIDs these ranks of the machine recorded; none where one is unknown.
+
+    The agent of the first rank, which has the monitor, sees one GPU where SLURM shows each rank its own.
+    """
+    names = [name for rank in ranks for name in rank.gpus]
+    if None in names:
+        return []
+    return sorted(gpu.index for gpu in machine.gpus if gpu.uuid and f"{gpu.name} {gpu.uuid}" in names)
+
+
+def summarize_series(
+    series: TimeSeries, window: TimeWindow, used: Sequence[int], number: int | None = None
+) -> NodeMonitor:
+    """Return the figures of a machine in `window`, and of the GPUs `used` (by NVML's index)."""
+    figures = {}
+    for name, (source, quantity, take, _) in MACHINE_FIGURES.items():
+        sources = [each for each in series.sources(source) if each != LOOPBACK] if source.endswith(":") else [source]
+        figures[name] = reduce([take(series, each, quantity, window) for each in sources], sum)
+    by_all, by_run = figures["cores_of_programs"], figures["cores_of_run"]
+    figures["cpu_cores_others_mean"] = None if by_all is None or by_run is None else max(0.0, by_all - by_run)
+    devices = [_summarize_device(series, window, index, number) for index in used]
+    return NodeMonitor(figures=figures, other_programs=name_other_programs(series), devices=devices)
+
+
+def _summarize_device(series: TimeSeries, window: TimeWindow, index: int, node: int | None) -> DeviceMonitorRecord:
     gpu = f"gpu{index}"
-    counter_j = _scaled(series.counter_growth(gpu, "energy_j", window), window)
-    power_j = _scaled(series.integral(gpu, "power_w", window), window)
-    sent, received = (series.counter_growth(gpu, f"nvlink_{way}_bytes", window) for way in ("sent", "received"))
+    counter_j, power_j = series.growth(gpu, "energy_j", window), series.integral(gpu, "power_w", window)
     # These reasons limited the clocks at some time; idling is none of them, nor is a reason that NVML did not report.
     quantities = [q for source, q in series.names if source == gpu and q.startswith(THROTTLED_PREFIX)]
     reasons = [q.removeprefix(THROTTLED_PREFIX) for q in quantities if series.values(gpu, q, window)]
-    figures: dict[str, Any] = {
-        name: series.reduce(gpu, quantity, window, reduction) for name, (quantity, reduction) in DEVICE_FIGURES.items()
-    }
+    figures = {name: take(series, gpu, quantity, window) for name, (quantity, take) in DEVICE_FIGURES.items()}
     return DeviceMonitorRecord(
-        **figures,
+        **_round_bytes(figures),
         index=index,
-        memory_used_bytes_max=_rounded(series.reduce(gpu, "memory_used_bytes", window, max)),
         energy_j=power_j if counter_j is None else counter_j,
         energy_from="counter" if counter_j is not None else "power" if power_j is not None else None,
         throttle_reasons=[name for name in reasons if name not in (NO_REASON, IDLE_REASON)] if reasons else None,
-        nvlink_sent_bytes_per_s=None if sent is None else sent / window.seconds,
-        nvlink_received_bytes_per_s=None if received is None else received / window.seconds,
         lost_at_s=next(iter(series.times_s(gpu, "lost")), None),
         node=node,
     )
 
 
-def name_other_programs(series: TimeSeries) -> list[str] | None:
-    """Return the programs outside the run that used the most time on the cores while it ran, the largest first; None
+def combine_nodes(spec: RunSpec, nodes: Sequence[NodeMonitor]) -> MonitorRecord:
+    """Combine the figures of all nodes; those of GPUs are null where a node of a run on GPUs has none."""
+    combined = {name: combine for name, (_, _, _, combine) in MACHINE_FIGURES.items()} | {"cpu_cores_others_mean": sum}
+    figures = {name: reduce([n.figures.get(name) for n in nodes], combine) for name, combine in combined.items()}
+
+    def share(cores: float | None) -> float | None:
+        return cores / figures["cores"] if cores is not None and figures["cores"] else None
+
+    reasons = [node.reason for node in nodes]
+    of_all = "; ".join(f"node {number}: {reason}" for number, reason in enumerate(reasons) if reason is not None)
+    programs = dict.fromkeys(name for node in nodes for name in node.other_programs)
+    run = MonitorRecord(
+        **_round_bytes({name: value for name, value in figures.items() if not name.startswith("cores")}),
+        file=nodes[0].file,
+        reason=reasons[0] if len(set(reasons)) == 1 else of_all,
+        cpu_util_mean=share(figures["cores_busy"]),
+        cpu_util_ours_mean=share(figures["cores_of_ranks"]),
+        other_programs=list(programs)[:MAX_OTHER_PROGRAMS] or None,
+        devices=[device for node in nodes for device in node.devices],
+    )
+    if spec.device != "cuda" or all(node.devices for node in nodes):
+        for name, (of_device, combine) in COMBINED_FIGURES.items():
+            setattr(run, name, reduce([getattr(device, of_device) for device in run.devices], combine))
+        sources = {device.energy_from for device in run.devices}
+        run.energy_from = None if None in sources else "+".join(sorted(map(str, sources))) or None
+        throttled = [device.throttle_reasons for device in run.devices if device.throttle_reasons is not None]
+        run.throttle_reasons = sorted({*itertools.chain(*throttled)}) if throttled else None
+    return run
+
+
+def name_other_programs(series: TimeSeries) -> list[str]:
+    """Return the programs outside the run that used the most time on the cores while it ran, the largest first; none
     where none used enough to have rows, or where /proc does not show them, as in a container."""
     used_s = {source.removeprefix(OTHER): series.values(source, "cpu_s")[-1] for source in series.sources(OTHER)}
     names = sorted(used_s, key=lambda name: -used_s[name])[:MAX_OTHER_PROGRAMS]
-    return [name for name in names if used_s[name] >= used_s[names[0]] / 10] or None
+    return [name for name in names if used_s[name] >= used_s[names[0]] / 10]
 
 
 def reduce(values: Sequence[float | None], reduction: Reduction) -> float | None:
@@ -184,9 +304,7 @@ def reduce(values: Sequence[float | None], reduction: Reduction) -> float | None
     return reduction(present) if present and len(present) == len(values) else None
 
 
-def _scaled(amount: float | None, window: TimeWindow) -> float | None:
-    return None if amount is None else amount * window.scale
-
-
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
+def _round_bytes(figures: dict[str, float | None]) -> dict[str, Any]:
+    """Return figures of which amounts in bytes are whole numbers."""
+    is_amount = re.compile(r"_bytes(_max|_min)?$").search
+    return {name: round(value) if value is not None and is_amount(name) else value for name, value in figures.items()}

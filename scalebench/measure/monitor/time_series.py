@@ -12,73 +12,56 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.float64]
 
 Reduction = Callable[[list[float]], float]
 MONITOR, RESUMED = "monitor", "resumed"  # a row at the start of each slot that is sampled, of a run that takes turns
 MIN_COVERED_SHARE = 0.9  # of a window: a counter sampled for less of it does not represent it
 
 
-class NameColumn:
-    """A column of names, each stored as a number, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        self.column = array("i")
-
-    def add(self, name: str) -> None:
-        self.column.append(self.numbers.setdefault(name, len(self.numbers)))
-
-
 class SampleRows:
-    """Rows of (time_s, source, quantity, value), 24 bytes each."""
+    """Samples of (time_s, value) by source and quantity, 16 bytes each."""
 
     def __init__(self) -> None:
-        self._sources, self._quantities = NameColumn(), NameColumn()
-        self._time_s, self._values = array("d"), array("d")
+        self.columns: dict[tuple[str, str], tuple[array[float], array[float]]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def sources(self) -> list[str]:
-        return list(self._sources.numbers)
+        return self._count
 
     def add(self, time_s: float, source: str, quantity: str, value: float | None) -> None:
         """Add one figure; no row where it could not be measured."""
-        if value is None or not math.isfinite(value):
-            return
-        self._sources.add(source)
-        self._quantities.add(quantity)
-        self._time_s.append(time_s)
-        self._values.append(value)
+        if value is not None and math.isfinite(value):
+            times_s, values = self.columns.setdefault((source, quantity), (array("d"), array("d")))
+            times_s.append(time_s)
+            values.append(value)
+            self._count += 1
 
     def write(self, path: Path) -> None:
         """Write all rows as a parquet file, complete or not at all; raise OSError when the folder is full or gone."""
+        import numpy as np
         import pyarrow as pa
         from pyarrow import parquet
 
-        def numbers(kind: Any, column: array[Any]) -> Any:
-            return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(column)])
-
-        def names(column: NameColumn) -> Any:
-            return pa.DictionaryArray.from_arrays(
-                numbers(pa.int32(), column.column), pa.array(column.numbers, pa.string())
-            )
-
-        columns = {
-            "time_s": numbers(pa.float64(), self._time_s),
-            "source": names(self._sources),
-            "quantity": names(self._quantities),
-            "value": numbers(pa.float64(), self._values),
-        }
+        columns = list(self.columns.values())
+        codes = np.repeat(np.arange(len(columns), dtype=np.int32), [len(values) for _, values in columns])
+        sources, quantities = ([key[part] for key in self.columns] for part in range(2))
+        times_s, values = (np.concatenate([[], *(column[part] for column in columns)]) for part in range(2))
+        table = pa.table({
+            "time_s": times_s,
+            "source": pa.DictionaryArray.from_arrays(codes, pa.array(sources, pa.string())),
+            "quantity": pa.DictionaryArray.from_arrays(codes, pa.array(quantities, pa.string())),
+            "value": values,
+        })  # fmt: skip
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            parquet.write_table(pa.table(columns), temporary)
+            parquet.write_table(table, temporary)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -118,7 +101,7 @@ class TimeWindow:
 class TimeSeries:
     """Times and values by (source, quantity), in order of time."""
 
-    def __init__(self, columns: dict[tuple[str, str], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]) -> None:
+    def __init__(self, columns: dict[tuple[str, str], tuple[FloatArray, FloatArray]]) -> None:
         self._columns = columns
 
     @property
@@ -130,58 +113,64 @@ class TimeSeries:
 
     def times_s(self, source: str, quantity: str, window: TimeWindow | None = None) -> list[float]:
         """Return the times of its samples, within `window` or all."""
-        return [time_s for time_s, _ in self._points(source, quantity, window)]
+        return list(map(float, self._cut(source, quantity, window)[0]))
 
     def values(self, source: str, quantity: str, window: TimeWindow | None = None) -> list[float]:
-        return [value for _, value in self._points(source, quantity, window)]
+        return list(map(float, self._cut(source, quantity, window)[1]))
+
+    def first(self, source: str, quantity: str) -> float | None:
+        """Return the first value of all, as of a figure that does not change."""
+        return next(iter(self.values(source, quantity)), None)
 
     def reduce(self, source: str, quantity: str, window: TimeWindow, reduction: Reduction) -> float | None:
         """Return the mean, the largest or the smallest value of a figure in `window`."""
         values = self.values(source, quantity, window)
         return reduction(values) if values else None
 
-    def counter_growth(self, source: str, quantity: str, window: TimeWindow) -> float | None:
+    def growth(self, source: str, quantity: str, window: TimeWindow) -> float | None:
         """Return the growth of a counter in `window`, linear between its samples; None where it was reset."""
         import numpy as np
 
-        times_s, values = self._columns.get((source, quantity), (np.empty(0), np.empty(0)))
+        times_s, values = self._cut(source, quantity)
         covered = _covered_window(times_s, window)
         if covered is None or np.any(np.diff(values) < 0):
             return None
-        borders = np.interp(np.array(covered.pieces), times_s, values)
-        return float(np.sum(np.diff(borders))) * window.seconds / covered.seconds
+        grown = np.diff(np.interp(np.array(covered.pieces), times_s, values))
+        return float(np.sum(grown)) * window.seconds / covered.seconds * window.scale
+
+    def rate(self, source: str, quantity: str, window: TimeWindow) -> float | None:
+        """Return the growth of a counter per second of `window`."""
+        growth = self.growth(source, quantity, window)
+        return None if growth is None else growth / (window.seconds * window.scale)
 
     def integral(self, source: str, quantity: str, window: TimeWindow) -> float | None:
         """Return the integral of a figure over `window`, linear between its samples."""
         import numpy as np
 
-        times_s, values = self._columns.get((source, quantity), (np.empty(0), np.empty(0)))
+        times_s, values = self._cut(source, quantity)
         covered = _covered_window(times_s, window)
         if covered is None:
             return None
         area = 0.0
         for begin_s, end_s in covered.pieces:
-            within = times_s[(times_s > begin_s) & (times_s < end_s)]
-            at_s = np.concatenate([[begin_s], within, [end_s]])
+            at_s = np.array([begin_s, *times_s[(times_s > begin_s) & (times_s < end_s)], end_s])
             heights = np.interp(at_s, times_s, values)
             area += float(np.sum(np.diff(at_s) * (heights[1:] + heights[:-1]) / 2))
-        return area * window.seconds / covered.seconds
+        return area * window.seconds / covered.seconds * window.scale
 
-    def _points(self, source: str, quantity: str, window: TimeWindow | None) -> list[tuple[float, float]]:
+    def _cut(self, source: str, quantity: str, window: TimeWindow | None = None) -> tuple[FloatArray, FloatArray]:
         import numpy as np
 
-        if (source, quantity) not in self._columns:
-            return []
-        times_s, values = self._columns[source, quantity]
-        if window is not None:
-            within = np.zeros(len(times_s), dtype=bool)
-            for begin_s, end_s in window.pieces:
-                within |= (begin_s <= times_s) & (times_s <= end_s)
-            times_s, values = times_s[within], values[within]
-        return list(zip(times_s.tolist(), values.tolist(), strict=True))
+        times_s, values = self._columns.get((source, quantity), (np.empty(0), np.empty(0)))
+        if window is None:
+            return times_s, values
+        within = np.zeros(len(times_s), dtype=bool)
+        for begin_s, end_s in window.pieces:
+            within |= (begin_s <= times_s) & (times_s <= end_s)
+        return times_s[within], values[within]
 
 
-def _covered_window(times_s: npt.NDArray[np.float64], window: TimeWindow) -> TimeWindow | None:
+def _covered_window(times_s: FloatArray, window: TimeWindow) -> TimeWindow | None:
     """Return the part of `window` that the samples cover, if that is most of it."""
     if len(times_s) < 2 or window.seconds <= 0:
         return None

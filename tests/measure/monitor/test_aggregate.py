@@ -10,8 +10,8 @@ from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import MonitorRecord, read_result
 from scalebench.core.run_folder import MONITOR_FILE, monitor_path
 from scalebench.core.spec import RankPlacement
-from scalebench.measure.monitor import aggregate
-from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part
+from scalebench.measure.monitor import summary
+from scalebench.measure.monitor.summary import MonitorPart, make_monitor_part
 from scalebench.measure.nodes import NodeReport
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import MACHINE, rank, simulated_spec
@@ -71,7 +71,7 @@ def test_a_monitor_without_figures_is_a_reason_and_no_failed_run(tmp_path, monke
     def broken(*args):
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr(aggregate.summary, "summarize_monitor", broken)
+    monkeypatch.setattr(summary, "summarize_series", broken)
     result = run_spec(simulated_spec(measure={"monitor": True}), tmp_path / "run")
     reason = "the series could not be read: ValueError: two lines"
     assert (result.status, result.monitor) == ("ok", MonitorRecord(reason=reason))
@@ -79,12 +79,12 @@ def test_a_monitor_without_figures_is_a_reason_and_no_failed_run(tmp_path, monke
 
 def test_the_gpus_of_a_run_are_identified(tmp_path, monkeypatch):
     """By what a process sees now, where no rank has recorded its own."""
-    monkeypatch.setattr(aggregate, "read_series", lambda path: both()[0])
+    monkeypatch.setattr(summary, "read_series", lambda path: both()[0])
     monitor_path(tmp_path).touch()
     spec = dataclasses.replace(gpu_spec(0.0), places=[RankPlacement(r, r, 0, [r], [], 1) for r in range(3)])
     # One is a part of a GPU; the others are not visible any more.
     for visible, numbers in (([5, 2, 0], [0, 2, 5]), ([5, None, 0], [0, 5]), ([5], [5])):
-        monkeypatch.setattr(aggregate.gpus, "visible_gpus", lambda visible=visible: visible)
+        monkeypatch.setattr(summary.gpus, "visible_gpus", lambda visible=visible: visible)
         monitor = make_monitor_part(spec, tmp_path, [measured_rank(0)], MACHINE, None).monitor
         assert [(device.index, device.node) for device in monitor.devices] == [(number, None) for number in numbers]
     assert make_monitor_part(dataclasses.replace(spec, device="cpu"), tmp_path, [], MACHINE, None).monitor.devices == []
@@ -142,7 +142,7 @@ def combine(tmp_path, monkeypatch, samples, reports=None, device="cuda"):
             path = monitor_path(tmp_path, node)
             path.touch()
             by_path[path] = each
-    monkeypatch.setattr(aggregate, "read_series", by_path.__getitem__)
+    monkeypatch.setattr(summary, "read_series", by_path.__getitem__)
     ranks = [measured_rank(number) for number in range(4)]
     return make_monitor_part(spec_of(device), tmp_path, ranks, MACHINE, None, REPORTS if reports is None else reports)
 
@@ -179,13 +179,13 @@ def test_figures_and_flags_of_two_nodes_are_combined(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("named", "expected"), [((1, 2), [1, 2]), ((1, None), [1])], ids=["recorded", "unknown"])
 def test_gpus_of_a_node_are_those_that_its_ranks_recorded(named, expected, tmp_path, monkeypatch):
     """Where SLURM shows each rank one GPU, the agent with the monitor sees that of the first rank alone."""
-    monkeypatch.setattr(aggregate, "read_series", lambda path: both()[0])
+    monkeypatch.setattr(summary, "read_series", lambda path: both()[0])
     monitor_path(tmp_path, 0).touch()
     names = [None if number is None else f"samples up GPU-{number}" for number in named]
     ranks = [dataclasses.replace(measured_rank(number), gpus=[names[number]]) for number in range(2)]
     report = dataclasses.replace(REPORTS[0], visible_gpus=[1])
-    summary = aggregate.summarize_node(spec_of(), ranks, tmp_path, 0, report)
-    assert [device.index for device in summary.monitor.devices] == expected
+    node = summary.summarize_node(spec_of(), ranks, tmp_path, 0, report)
+    assert [device.index for device in node.devices] == expected
 
 
 def test_a_missing_part_makes_a_figure_null(tmp_path, monkeypatch):

@@ -16,10 +16,11 @@ import pytest
 
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import CurvePoint
+from scalebench.core.run_folder import MONITOR_FILE
 from scalebench.measure.monitor.flags import detect_flags
-from scalebench.measure.monitor.summary import measured_window, summarize_monitor
+from scalebench.measure.monitor.summary import combine_nodes, measured_window, summarize_series
 from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeWindow, read_series
-from tests.builders.runs import rank
+from tests.builders.runs import rank, simulated_spec
 from tests.conftest import ROOT
 from tests.measure.monitor.builders import BEGIN_S, WINDOW, join, series
 
@@ -87,7 +88,8 @@ GOLDEN = ROOT / "tests/golden/monitor.txt"
 
 def describe(case):
     samples, used, *window = FIGURES[case]
-    figures = summarize_monitor(samples, *(window or [WINDOW]), used)
+    node = summarize_series(samples, *(window or [WINDOW]), used)
+    figures = combine_nodes(simulated_spec(), [replace(node, file=MONITOR_FILE)])
     records = {"": figures, **{f"{device.index} ": device for device in figures.devices}}
     figures.devices = []
     parts = {part: msgspec.to_builtins(record) for part, record in records.items()}
@@ -105,8 +107,8 @@ def test_the_figures_of_a_series(case):
 
 
 def test_without_a_series_there_are_no_flags():
-    assert detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
-    assert detect_flags(TimeSeries({}), None, None, summarize_monitor(TimeSeries({}), WINDOW, []), []) == []
+    assert detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_series(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
+    assert detect_flags(TimeSeries({}), None, None, summarize_series(TimeSeries({}), WINDOW, []), []) == []
 
 
 def test_the_measured_window_has_slots_that_were_sampled_and_no_evaluations():
@@ -139,7 +141,7 @@ QUIET = {
 
 def flags(changes=None, *more, used=(0, 1), window=WINDOW, gpus=GPUS):
     samples = join(series({**QUIET, **(changes or {})}), *more)
-    figures = summarize_monitor(samples, window or WINDOW, used)
+    figures = summarize_series(samples, window or WINDOW, used)
     return detect_flags(samples, window, WARMUP_S, figures, [gpus[index] for index in used])
 
 
@@ -231,9 +233,9 @@ def test_figures_are_cut_to_the_window():
     assert samples.reduce("gpu0", "power_w", TimeWindow(BEGIN_S + 40, BEGIN_S + 50), max) is None
     # Counters and integrals are linear between their samples.
     samples = series({"cpu/busy_s": lambda t: 5 + 3 * t, "gpu0/power_w": lambda t: 2 * t}, every_s=0.7)
-    assert samples.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
+    assert samples.growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
     short = TimeWindow(BEGIN_S + 10.1, BEGIN_S + 10.2)
-    assert samples.counter_growth("cpu", "busy_s", short) == pytest.approx(0.3, rel=1e-4)
+    assert samples.growth("cpu", "busy_s", short) == pytest.approx(0.3, rel=1e-4)
     assert samples.integral("gpu0", "power_w", WINDOW) == pytest.approx(300.0)
 
 
@@ -259,12 +261,10 @@ def test_gaps_are_no_part_of_a_window_nor_of_figures():
     assert {samples.reduce("gpu0", "power_w", window, each) for each in (max, min)} == {100.0}
     assert samples.integral("gpu0", "power_w", window) == pytest.approx(600.0)
     counter = series({"cpu/busy_s": lambda t: 3 * t + (7 if t > 15 else 0)}, every_s=0.01)
-    assert counter.counter_growth("cpu", "busy_s", window) == pytest.approx(18.0, rel=1e-6)
-    assert counter.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(37.0, rel=1e-6)
+    assert counter.growth("cpu", "busy_s", window) == pytest.approx(18.0, rel=1e-6)
+    assert counter.growth("cpu", "busy_s", WINDOW) == pytest.approx(37.0, rel=1e-6)
     everything = window_with_gaps(((0.0, 30.0),))
-    assert (
-        counter.counter_growth("cpu", "busy_s", everything) is counter.reduce("cpu", "busy_s", everything, max) is None
-    )
+    assert counter.growth("cpu", "busy_s", everything) is counter.reduce("cpu", "busy_s", everything, max) is None
 
 
 def test_a_counter_needs_samples_over_nearly_all_of_the_window():
@@ -274,13 +274,13 @@ def test_a_counter_needs_samples_over_nearly_all_of_the_window():
         (9.0, None, None),
     ):
         samples = series({"cpu/busy_s": lambda t: 3 * t, "gpu0/power_w": 7.0}, end_s=end_s)
-        assert samples.counter_growth("cpu", "busy_s", WINDOW) == grown
+        assert samples.growth("cpu", "busy_s", WINDOW) == grown
         assert samples.integral("gpu0", "power_w", WINDOW) == integral
     samples = series({"net:eth0/sent_bytes": lambda t: 100 * t if t < 15 else t})  # was reset
-    assert samples.counter_growth("net:eth0", "sent_bytes", WINDOW) is None
+    assert samples.growth("net:eth0", "sent_bytes", WINDOW) is None
     samples = series({"cpu/busy_s": 1.0}, begin_s=15.0, end_s=15.0)
-    assert samples.counter_growth("cpu", "busy_s", WINDOW) is None and samples.integral("cpu", "busy_s", WINDOW) is None
-    assert TimeSeries({}).counter_growth("cpu", "busy_s", WINDOW) is None
+    assert samples.growth("cpu", "busy_s", WINDOW) is None and samples.integral("cpu", "busy_s", WINDOW) is None
+    assert TimeSeries({}).growth("cpu", "busy_s", WINDOW) is None
 
 
 def test_rows_are_read_again_in_order_of_time(tmp_path, monkeypatch):

@@ -248,11 +248,11 @@ def test_the_time_of_a_spinning_rank_is_that_of_the_kernel(tmp_path):
     series = read(rows, tmp_path)
     first_s, _, last_s = series.times_s("process:0", "cpu_s")
     window = TimeWindow(first_s, last_s)
-    spun_s = series.counter_growth("process:0", "cpu_s", window)
+    spun_s = series.growth("process:0", "cpu_s", window)
     assert spun_s == pytest.approx(end_s - begin_s, rel=0.3, abs=0.1)
     assert 0.1 < spun_s <= window.seconds * 1.1
-    assert series.counter_growth("process:1", "cpu_s", window) <= 0.05
-    assert series.counter_growth("ours", "cpu_s", window) >= spun_s - 1e-6  # this test is part of it
+    assert series.growth("process:1", "cpu_s", window) <= 0.05
+    assert series.growth("ours", "cpu_s", window) >= spun_s - 1e-6  # this test is part of it
 
 
 @pytest.mark.parametrize("code", [HOLD, CHILD], ids=["its own", "of a child"])
@@ -290,7 +290,7 @@ def test_programs_outside_the_run_are_named(tmp_path):
         processes = ProcessSampler(rows, tmp_path, ours, [])
         processes.search()
         name, deadline_s = psutil.Process(other).name()[:15], time.monotonic() + 30
-        while f"{OTHER}{name}" not in rows.sources and time.monotonic() < deadline_s:
+        while (f"{OTHER}{name}", "cpu_s") not in rows.columns and time.monotonic() < deadline_s:
             time.sleep(0.2)
             processes.search()
     series = read(rows, tmp_path)
