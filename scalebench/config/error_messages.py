@@ -41,6 +41,10 @@ MANY_VALUES = "names several values: add --multirun for a sweep over them"
 # What Hydra, OmegaConf and our reader of records say, and the line for it, of the match and the arguments; the first
 # that matches counts.
 RULES: tuple[tuple[str, Callable[[re.Match[str], list[str]], str]], ...] = (
+    (
+        r"InputError raised while resolving interpolation: (.*?)(?: full_key: |$)",
+        lambda m, _: m[1],
+    ),  # by a resolver of scalebench's
     (r"Could not (?:override|delete from config\.|find) '([^']+)'", lambda m, words: explain_unknown_key(m[1], words)),
     (
         r"already at '([^']+)'|(\S+) appears more than once in the final defaults list",

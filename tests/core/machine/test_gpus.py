@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from scalebench.__main__ import main
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import detect_hardware, resolve
 from scalebench.core.errors import InputError
@@ -114,7 +115,7 @@ def test_topology(nvml):
 @pytest.mark.parametrize(
     ("visible", "is_refused"), [("7", True), ("0,0", True), ("-1", False), ("", False), ("NoDevFiles", False)]
 )
-def test_hidden_gpus_are_named(nvml, monkeypatch, visible, is_refused):
+def test_hidden_gpus_are_named(nvml, monkeypatch, visible, is_refused, capsys):
     """Who chose none gets the CPU and reads so; a number that there is not, or one twice, is a mistake."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     hidden = f"CUDA_VISIBLE_DEVICES={visible or chr(39) * 2} hides all 4 GPUs of this machine"
@@ -123,6 +124,9 @@ def test_hidden_gpus_are_named(nvml, monkeypatch, visible, is_refused):
     if is_refused:
         with pytest.raises(InputError, match=f"^{hidden}: correct or unset it, or take CPU workers with hardware=cpu$"):
             resolve(compose_config(words))
+        assert main(["strategy=simulated", "sweep=gpus", "dry_run=true"]) == 2
+        line = f"scalebench: {hidden}: correct or unset it, or take CPU workers with hardware=cpu\n"
+        assert capsys.readouterr().err == line
     else:
         local = resolve(compose_config(words))
         assert local.device == "cpu" and "hidden_gpus" in local.flags
