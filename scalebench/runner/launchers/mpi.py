@@ -5,20 +5,20 @@ mpirun starts an agent for each rank (node_agent), which connects to the launche
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.cluster.commands import find_site
 from scalebench.config import horovod_build
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
-from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem, private_network
+from scalebench.core.machine.private_network import private_network
 from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES, drop_launch_variables
 from scalebench.core.process import (
     KEY_VARIABLE,
@@ -35,9 +35,8 @@ from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, is_this_host
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 
-IGNORED_WARNING = re.compile(
-    r"(\[\S+\] plm:rsh: )?Warning: "
-)  # of ssh on a new host, and of mpirun while it starts ssh
+# Of ssh on a new host, and of mpirun while it starts ssh.
+IGNORED_WARNING = re.compile(r"(\[\S+\] plm:rsh: )?Warning: ")
 NO_MPIRUN = "there is no mpirun on the PATH; install Open MPI (openmpi-bin) or take a strategy without MPI"
 QUERY_LIMIT_S = 20.0  # for mpirun to print facts about itself
 OPEN_MPI, HYDRA, UNKNOWN = "Open MPI", "Hydra", "unknown"
@@ -72,10 +71,8 @@ def launch(request: LaunchRequest) -> GroupExit:
         variables = inherited | {KEY_VARIABLE: group.key}
         program = build_python_command("-m", NODE_AGENT, address)
         names = {*variables, exit_with_parent.LAUNCHER_VARIABLE}
-        mpirun = identify_mpirun(path)
-        slots = None if hosts else count_local_slots(mpirun)
         with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
-        command = mpirun_command(mpirun, spec.processes, program, with_slots, slots, names, os.getcwd())
+        command = mpirun_command(path, spec.processes, program, with_slots, names, os.getcwd())
         if on_nodes:
             variables |= srun.task_layout_variables(hosts, hardware.slurm.bin) | srun.overlap_variables(spec)
         tied = exit_with_parent.tied_command(os.getpid(), command)
@@ -104,61 +101,26 @@ def find_mpirun_failure(log: Path) -> str | None:
     return None if not text else text if text.startswith("mpirun") else f"mpirun: {text}"
 
 
-@dataclass(frozen=True)
-class Mpirun:
-    """An mpirun, and the implementation that it belongs to."""
-
-    path: str
-    kind: str
-    major: int | None = None
-
-
 @functools.lru_cache
-def identify_mpirun(path: str) -> Mpirun:
+def identify_mpirun(path: str) -> str:
     """Determine which implementation the mpirun at `path` belongs to."""
-    text = _output([path, "--version"])
-    if version := re.search(r"Open ?MPI\)? v?(\d+)\.", text, re.IGNORECASE):
-        return Mpirun(path, OPEN_MPI, int(version[1]))
-    return Mpirun(path, HYDRA if any(name in text for name in HYDRA_NAMES) else UNKNOWN)
-
-
-@functools.lru_cache
-def count_local_slots(mpirun: Mpirun) -> int | None:
-    """Count the processes that Open MPI starts by itself where no hosts are named; None when that is unknown.
-
-    It counts cores, or what a batch system has allocated.
-    """
-    if mpirun.kind != OPEN_MPI:
-        return None
-    show = ["--display-allocation"] if mpirun.major is not None and mpirun.major < 5 else ["--display", "allocation"]
-    command = [mpirun.path, *_as_root(), *show, "-n", "1", "true"]
-    if find_kernel_problem() is None:  # it listens on all interfaces meanwhile
-        with PrivateNetwork() as network:
-            text = _output(network.command(command), network.descriptors)
-    else:
-        text = _output(command)
-    slots = [int(number) for number in re.findall(r"\bslots=(\d+)", text)]
-    return sum(slots) or None
-
-
-def _output(command: list[str], descriptors: Sequence[int] = ()) -> str:
-    """Return the output of a command; an empty text when it cannot be run or takes too long."""
-    try:
+    command, variables = [path, "--version"], drop_launch_variables(os.environ)
+    text = ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         run = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False,
-            pass_fds=descriptors, env=drop_launch_variables(os.environ),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return run.stdout + run.stderr
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, env=variables
+        )
+        text = run.stdout + run.stderr
+    if re.search(r"Open ?MPI\)? v?\d+\.", text, re.IGNORECASE):
+        return OPEN_MPI
+    return HYDRA if any(name in text for name in HYDRA_NAMES) else UNKNOWN
 
 
 def mpirun_command(
-    mpirun: Mpirun,
+    path: str,
     ranks: int,
     program: Sequence[str],
     hosts: Sequence[str] = (),
-    slots: int | None = None,  # where there are no hosts; see count_local_slots
     variables: Iterable[str] = (),  # names of all that are set
     folder: str = ".",  # working directory
 ) -> list[str]:
@@ -167,40 +129,21 @@ def mpirun_command(
     The ranks pin themselves to the cores of their placement. The transport between them is left to MPI and to its own
     variables (OMPI_MCA_*): anything set here would affect the measurement.
     """
-    args = [mpirun.path, "-n", str(ranks)]
-    if mpirun.kind == OPEN_MPI:
-        args += _open_mpi(ranks, hosts, slots, variables, folder)
-    elif mpirun.kind == HYDRA and hosts:
-        args += _hydra(hosts, folder)
+    kind, args = identify_mpirun(path), [path, "-n", str(ranks)]
+    if kind == OPEN_MPI:
+        args += ["--allow-run-as-root"] if os.geteuid() == 0 else []  # as every user is in most containers
+        # By slot: ranks in sequence over the hosts, as in the placement of a run. Open MPI would spread them over
+        # sockets. Only where there are more ranks than slots, waiting ranks yield their core, as they then must.
+        args += ["--bind-to", "none", "--map-by", "slot" if hosts else "slot:OVERSUBSCRIBE"]
+        if hosts:
+            args += ["--host", ",".join(hosts), "--wdir", folder]
+            args += [arg for name in sorted(variables) if is_forwarded(name) for arg in ("-x", name)]
+    elif kind == HYDRA and hosts:  # it forwards every variable, and accepts root
+        named = host_lists.parse_hosts(hosts)
+        is_even = len({slots for _, slots in named}) == 1
+        where = ",".join(name if is_even else f"{name}:{slots}" for name, slots in named)
+        args += ["-hosts", where, *(["-ppn", str(named[0][1])] if is_even else []), "-wdir", folder]
     return [*args, *program]
-
-
-def _open_mpi(ranks: int, hosts: Sequence[str], slots: int | None, variables: Iterable[str], folder: str) -> list[str]:
-    args = [*_as_root(), "--bind-to", "none"]
-    # By slot: ranks in sequence over the hosts, as in the placement of a run. Open MPI would spread them over
-    # sockets. With more ranks than slots, it also makes waiting ranks yield their core, as they then must.
-    oversubscribed = not hosts and slots is not None and ranks > slots
-    args += ["--map-by", "slot:OVERSUBSCRIBE" if oversubscribed else "slot"]
-    if hosts:
-        args += ["--host", ",".join(hosts), "--wdir", folder]
-        args += [arg for name in sorted(variables) if is_forwarded(name) for arg in ("-x", name)]
-    return args
-
-
-def _hydra(hosts: Sequence[str], folder: str) -> list[str]:
-    """Return the arguments of Hydra, which forwards every variable and accepts root."""
-    named = host_lists.parse_hosts(hosts)
-    each = {slots for _, slots in named}
-    if len(each) == 1:
-        where = ["-hosts", ",".join(name for name, _ in named), "-ppn", str(each.pop())]
-    else:
-        where = ["-hosts", ",".join(f"{name}:{slots}" for name, slots in named)]
-    return [*where, "-wdir", folder]
-
-
-def _as_root() -> list[str]:
-    """Return the argument with which Open MPI accepts root, which every user is in most containers."""
-    return ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
 
 def is_forwarded(name: str) -> bool:

@@ -1,6 +1,8 @@
 """Ranks under one mpirun: placed, watched, always ended; and its command line, for each implementation."""
 
 import os
+import shutil
+import subprocess
 
 import pytest
 
@@ -10,7 +12,7 @@ from scalebench.core.run_folder import MPIRUN_LOG, rank_log_name
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi
-from scalebench.runner.launchers.mpi import HYDRA, OPEN_MPI, UNKNOWN, Mpirun, mpirun_command
+from scalebench.runner.launchers.mpi import HYDRA, OPEN_MPI, UNKNOWN, mpirun_command
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_running, simulated_config
@@ -99,14 +101,13 @@ def test_debugging_keeps_rank_0_in_the_foreground(tmp_path, capfd, program):
 
 
 # The command line of mpirun, for each implementation.
-OPEN_MPI_4, OPEN_MPI_5 = Mpirun("mpirun", OPEN_MPI, 4), Mpirun("mpirun", OPEN_MPI, 5)
 VERSIONS = {
-    "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n": (OPEN_MPI, 4),
-    "mpirun (Open MPI) 5.0.3\n\nReport bugs to https://www.open-mpi.org/community/help/\n": (OPEN_MPI, 5),
-    "mpirun (OpenRTE) 10.0": (UNKNOWN, None),
-    "HYDRA build details:\n    Version:  4.0.2\n    Release Date:  Thu Apr  7 12:34:45 CDT 2022\n": (HYDRA, None),
-    "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\nCopyright 2003-2023": (HYDRA, None),
-    "": (UNKNOWN, None),
+    "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n": OPEN_MPI,
+    "mpirun (Open MPI) 5.0.3\n\nReport bugs to https://www.open-mpi.org/community/help/\n": OPEN_MPI,
+    "mpirun (OpenRTE) 10.0": UNKNOWN,
+    "HYDRA build details:\n    Version:  4.0.2\n    Release Date:  Thu Apr  7 12:34:45 CDT 2022\n": HYDRA,
+    "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\nCopyright 2003-2023": HYDRA,
+    "": UNKNOWN,
 }
 
 
@@ -114,38 +115,42 @@ VERSIONS = {
 def not_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     mpi.identify_mpirun.cache_clear()
-    mpi.count_local_slots.cache_clear()
 
 
-def command_line(mpirun, ranks=2, **more):
-    return " ".join(mpirun_command(mpirun, ranks, ["program"], **more))
+def test_options_are_those_of_the_implementation(not_root, monkeypatch):
+    """Variables that a rank on another host would lack are forwarded, and no secrets."""
 
+    def line(kind, ranks, **more):
+        monkeypatch.setattr(mpi, "identify_mpirun", lambda path: kind)
+        return " ".join(mpirun_command("mpirun", ranks, ["program"], **more))
 
-@pytest.mark.parametrize("mpirun", [OPEN_MPI_4, OPEN_MPI_5])
-def test_open_mpi_maps_by_slot(mpirun, not_root, monkeypatch):
-    assert command_line(mpirun, slots=2) == "mpirun -n 2 --bind-to none --map-by slot program"
-    assert command_line(mpirun, 3, slots=2) == "mpirun -n 3 --bind-to none --map-by slot:OVERSUBSCRIBE program"
-    assert command_line(mpirun, 3) == "mpirun -n 3 --bind-to none --map-by slot program", "an unknown number of slots"
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert command_line(mpirun, slots=2) == "mpirun -n 2 --allow-run-as-root --bind-to none --map-by slot program"
-
-
-def test_options_for_hosts_are_those_of_the_implementation(not_root):
-    # Slots are not counted; variables that a rank would lack are forwarded, and no secrets.
     names = ["HOME", "PATH", "PYTHONPATH", "OMP_NUM_THREADS", "NCCL_DEBUG", "SCALEBENCH_RUN_ID", "TF_VAR_password"]
-    line = command_line(OPEN_MPI_4, 4, hosts=["a:2", "b:2"], slots=1, variables=names, folder="/here")
-    assert line == (
+    assert line(OPEN_MPI, 4, hosts=["a:2", "b:2"], variables=names, folder="/here") == (
         "mpirun -n 4 --bind-to none --map-by slot --host a:2,b:2 --wdir /here "
         "-x NCCL_DEBUG -x OMP_NUM_THREADS -x PATH -x PYTHONPATH -x SCALEBENCH_RUN_ID program"
     )
-    # Hydra gets its own options.
-    mpirun, options = Mpirun("mpirun", HYDRA), {"folder": "/here"}
-    assert command_line(mpirun, 8, slots=2) == "mpirun -n 8 program"
-    even = command_line(mpirun, 4, hosts=["a:2", "b:2"], **options)
+    assert line(HYDRA, 8) == "mpirun -n 8 program"
+    even, uneven = (line(HYDRA, 4, hosts=["a:2", other], folder="/here") for other in ("b:2", "b"))
     assert even == "mpirun -n 4 -hosts a,b -ppn 2 -wdir /here program"
-    uneven = command_line(mpirun, 3, hosts=["a:2", "b"], **options)
-    assert uneven == "mpirun -n 3 -hosts a:2,b:1 -wdir /here program"
-    assert command_line(Mpirun("/opt/mpirun", UNKNOWN), 3, slots=1) == "/opt/mpirun -n 3 program"
+    assert uneven == "mpirun -n 4 -hosts a:2,b:1 -wdir /here program"
+    assert line(UNKNOWN, 3) == "mpirun -n 3 program"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    expected = "mpirun -n 2 --allow-run-as-root --bind-to none --map-by slot:OVERSUBSCRIBE program"
+    assert line(OPEN_MPI, 2) == expected
+
+
+@NEEDS_MPIRUN
+@pytest.mark.parametrize(("ranks", "yields"), [(1, "0"), (999, "1")])
+def test_only_more_ranks_than_slots_yield_their_core(ranks, yields, tmp_path):
+    """Else a rank that waits for another one would not give its core back at once."""
+    mpi.identify_mpirun.cache_clear()
+    command = mpirun_command(
+        shutil.which("mpirun"), min(ranks, os.cpu_count() + 1), ["printenv", "OMPI_MCA_mpi_oversubscribe"]
+    )
+    if mpi.identify_mpirun(command[0]) != OPEN_MPI:
+        pytest.skip("not Open MPI")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert set(done.stdout.split()) == {yields}
 
 
 @pytest.fixture
@@ -164,28 +169,12 @@ def stand_in(tmp_path, not_root):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_implementation_is_identified_by_one_query(version, stand_in, tmp_path):
     path = stand_in(f"echo query >>{tmp_path}/queries; cat <<'END'\n{version}\nEND")
-    assert mpi.identify_mpirun(path) == mpi.identify_mpirun(path) == Mpirun(path, *VERSIONS[version])
+    assert mpi.identify_mpirun(path) == mpi.identify_mpirun(path) == VERSIONS[version]
     assert (tmp_path / "queries").read_text() == "query\n"
-
-
-ALLOCATION = """
-======================   ALLOCATED NODES   ======================
-    node1: flags=0x11 slots=2 max_slots=0 slots_inuse=0 state=UP
-    node2: flags=0x10 slots=3 max_slots=0 slots_inuse=0 state=UP
-================================================================="""
-
-
-def test_slots_are_read_from_open_mpi(stand_in, tmp_path):
-    path = stand_in(f"echo \"$@\" >>{tmp_path}/queries\ncat <<'END'\n{ALLOCATION}\nEND")
-    assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 4)) == 5
-    assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 5)) == 5
-    assert (tmp_path / "queries").read_text() == "--display-allocation -n 1 true\n--display allocation -n 1 true\n"
-    assert mpi.count_local_slots(Mpirun(path, HYDRA)) is None
-    assert mpi.count_local_slots(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
 
 
 def test_an_mpirun_that_does_not_answer_is_unknown(stand_in, monkeypatch):
     """And leaves no process, as the guard of every test checks."""
     monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
-    assert mpi.identify_mpirun(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
-    assert mpi.identify_mpirun("/missing/mpirun").kind == UNKNOWN
+    assert mpi.identify_mpirun(stand_in("exec sleep 60")) == UNKNOWN
+    assert mpi.identify_mpirun("/missing/mpirun") == UNKNOWN
