@@ -28,30 +28,17 @@ from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supe
 GPUS_PER_TASK = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"}  # of a job that was requested so
 JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"
 TASKS_PER_NODE, CPUS_PER_NODE = "SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"  # 2(x3),1
-NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the latter in older versions
+NODE_LIST = "SLURM_JOB_NODELIST"
 # They describe the job and not this step: srun would take them for its own options, or warn about them. Those of SRUN_
 # are options of the user's own steps.
-JOB_VARIABLES = (
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_DISTRIBUTION",
-    "SLURM_HOSTFILE",
-    "SLURM_TRES_PER_TASK",
-    "SLURM_CPU_BIND",
-    "SLURM_CPUS_PER_GPU",
-    "SLURM_CPUS_PER_TASK",  # an agent has the cores of all ranks on its node
-    "SLURM_GPU_BIND",  # each rank takes its GPU by number, among all GPUs of its node
-    "SLURM_GPUS",  # of all nodes, which a run need not use
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GPUS_PER_SOCKET",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_HINT",
-    "SLURM_MEM_PER_GPU",
-    "SLURM_NTASKS_PER_GPU",
-    "SLURM_THREADS_PER_CORE",
-    "SLURM_EXPORT_ENV",
+JOB_VARIABLES = {
+    *(f"SLURM_{name}" for name in "DISTRIBUTION EXPORT_ENV HINT HOSTFILE NTASKS_PER_NODE THREADS_PER_CORE".split()),
+    # An agent has the cores and GPUs of all ranks on its node, and each rank takes its own.
+    *(f"SLURM_{name}" for name in "CPU_BIND CPUS_PER_GPU CPUS_PER_TASK GPU_BIND MEM_PER_GPU NTASKS_PER_GPU".split()),
+    *(f"SLURM_{name}" for name in "GPUS GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK TRES_PER_TASK".split()),
     "SRUN_CPUS_PER_TASK",
     "SRUN_EXPORT_ENV",
-)
+}
 STEP_ID, INTERACTIVE_STEP = "SLURM_STEP_ID", "4294967290"  # of salloc, which shares the resources of the job anyway
 AGENT_PREFIX = "scalebench: "  # before the message of an agent that cannot start its worker
 # Warnings, and the messages of srun when a signal ends it.
@@ -100,17 +87,16 @@ def launch(request: LaunchRequest) -> GroupExit:
 
 
 def step_environment() -> dict[str, str]:
-    """Return this environment without variables of the job that srun would take for options of a step."""
+    """Return this environment without the variables that describe the job."""
     return {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
 
 
 def job_nodes(bin: str | None = None) -> list[str]:
     """Return the names of the job's nodes, in SLURM's order; StartError where they are unknown."""
-    names = next((os.environ[name] for name in NODE_LISTS if os.environ.get(name)), None)
-    if names is None:
-        raise StartError(f"{NODE_LISTS[0]} is not set: this shell is in no allocation")
+    if not os.environ.get(NODE_LIST):
+        raise StartError(f"{NODE_LIST} is not set: this shell is in no allocation")
     try:
-        return expand_nodes(Slurm(bin), names)
+        return expand_nodes(Slurm(bin), os.environ[NODE_LIST])
     except SlurmError as error:
         raise StartError(str(error)) from error
 
@@ -119,35 +105,19 @@ def rank_nodes(spec: RunSpec) -> list[str]:
     """Return the name of each rank's node, of the first ones of the job. StartError where it has too few."""
     names = job_nodes(spec.config.hardware.slurm.bin)
     if len(names) < spec.nodes:
-        job = os.environ.get(JOB_ID)
-        has = "1 node" if len(names) == 1 else f"{len(names)} nodes"
-        raise StartError(
-            f"job {job} has {has} and gpus={spec.gpus} needs {spec.nodes}; ask for more nodes, or lower gpus"
-        )
+        needs = f"gpus={spec.gpus} needs {spec.nodes} nodes, and job {os.environ.get(JOB_ID)} has {len(names)}"
+        raise StartError(f"{needs}; ask for more nodes, or lower gpus")
     return [names[place.node] for place in spec.places]
 
 
-def has_task_layout(hosts: list[str]) -> bool:
-    """Return whether SLURM by default puts as many tasks on each node as it has ranks.
-
-    That depends on how the job was requested: `salloc -N2 -n4` may well give three tasks to one node and one to
-    the other.
-    """
-    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get(TASKS_PER_NODE, ""))
-    tasks = [int(count) for count, nodes in groups for _ in range(int(nodes or 1))]
-    counts = [hosts.count(name) for name in dict.fromkeys(hosts)]
-    return tasks[: len(counts)] == counts
-
-
 def task_layout_variables(hosts: list[str], bin: str | None = None) -> dict[str, str]:
-    """Return the variables that the job would have if it had been requested with the ranks of each node as its tasks.
+    """Return the variables that the job would have if it had been requested with the ranks of each node as its tasks:
+    `salloc -N2 -n4` may well give three tasks to one node and one to the other.
 
     There is no other way to give a node more slots: Open MPI takes them from these variables, and --host can only lower
     them. An Open MPI that is set not to query SLURM (ras=^slurm) still starts its daemons by srun, and then all on the
     first node. StartError where the names of the nodes are unknown.
     """
-    if has_task_layout(hosts):
-        return {}
     return {TASKS_PER_NODE: ",".join(str(hosts.count(name) or 1) for name in job_nodes(bin))}
 
 
