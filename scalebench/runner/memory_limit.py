@@ -1,11 +1,8 @@
 """The memory limit of the processes of a run on the CPU, and the signs that a process reached it.
 
-The limit is RLIMIT_DATA, which counts private writable memory: heap, anonymous mappings, stacks of threads. RLIMIT_AS,
-the limit of the address space, would also count what takes no memory: frameworks map hundreds of megabytes of
-libraries, every thread's heap reserves 64 MB or more that it may never use, and all ranks map the files of a data set.
-With `import tensorflow` and one matrix product the address space is 1,610 MB, RLIMIT_DATA counts 399 MB, and 261 MB of
-these are resident; with torch it is 713, 240 and 151 MB. setrlimit(2) defines it so since Linux 4.7; before, it limited
-only brk, which no large array comes from. Shared memory is not counted.
+The limit is RLIMIT_DATA, which counts private writable memory: heap, anonymous mappings, stacks of threads, and no
+shared memory (setrlimit(2), since Linux 4.7). RLIMIT_AS, the address space, would also count what takes no memory: with
+`import tensorflow` and one matrix product it is 1,610 MB, RLIMIT_DATA counts 399 MB, and 261 MB of these are resident.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 from pathlib import Path
 
 from scalebench.core.json_files import read_tail
@@ -47,13 +43,8 @@ HARMLESS = "The caller indicates that this is not a failure"  # of TensorFlow, w
 
 def limit_unsupported_reason() -> str | None:
     """Return why a process cannot be held to a limit here; None where it can."""
-    release = re.match(r"(\d+)\.(\d+)", platform.release())
-    if sys.platform.startswith("linux") and release and (int(release[1]), int(release[2])) >= (4, 7):
-        return None
-    return (
-        f"{platform.system()} {platform.release()} does not hold a process to a limit of its memory, as Linux 4.7 and "
-        f"newer do (RLIMIT_DATA)"
-    )
+    system = platform.system()
+    return None if system == "Linux" else f"{system} does not hold a process to a limit of its memory, as Linux does"
 
 
 def limit_per_process_bytes(processes: int) -> int:
@@ -62,8 +53,7 @@ def limit_per_process_bytes(processes: int) -> int:
 
 
 def raised_limit_bytes(limit_bytes: int, processes: int) -> int:
-    """Return twice the limit, or as much as there is, for each of `processes` processes on this
-    machine."""
+    """Return twice the limit, or as much as there is, for each of `processes` processes on this machine."""
     return int(min(2 * limit_bytes, _node_bytes() * MAX_NODE_SHARE / processes))
 
 

@@ -155,32 +155,25 @@ class StartedRun:
             return _launch_once(self.id.id, self.spec, self.folder, on_progress, module, self.turns)
 
     def finish(self, outcome: RunOutcome) -> Result:
-        """Write result.json, which no signal interrupts, and return it; UnwrittenResult where that fails."""
+        """Write result.json, which no signal interrupts, and return it; UnwrittenResult where that fails. One that is
+        there stays: the program that submitted this job has written it, since it took the node for dead."""
         with ignore_signals():
-            outcome = self._explain_by_folder(outcome)
+            with contextlib.suppress(OSError):  # ranks that could not write their records on a full disk left none
+                is_full = shutil.disk_usage(self.folder).free < RANK_RECORD_BYTES
+                if is_full and outcome.status in ("failed", "timeout"):
+                    reasons = filter(None, [outcome.reason, os.strerror(errno.ENOSPC)])
+                    outcome = replace(outcome, reason="; ".join(reasons))
             spec = self.spec if self.search is None else self.search.spec
             result = assemble_result(spec, self.id, outcome, self._parts(spec, outcome))
             try:
                 remove_transient_files(self.folder)
-                tracked = _result_of_job_tracker(self.spec, self.folder)
-                if tracked is None:
-                    write_result(result, self.folder)
+                if RESULT_FILE in os.listdir(self.folder):  # the file server is queried; a stat may be cached
+                    with contextlib.suppress(InputError):
+                        return read_result(self.folder / RESULT_FILE)
+                write_result(result, self.folder)
             except OSError as error:
                 raise UnwrittenResult(result, self.folder, error) from error
-            return tracked or result
-
-    def _explain_by_folder(self, outcome: RunOutcome) -> RunOutcome:
-        """Return the outcome, with a reason where the run's folder was removed, or has no room: ranks that could not
-        write their records left none. A removed folder is made again."""
-        why = None
-        if not self.folder.is_dir():
-            why = "its folder was removed while it ran"
-            with contextlib.suppress(OSError):
-                self.folder.mkdir(parents=True)
-                write_spec(self.spec, self.folder)
-        elif outcome.status in ("failed", "timeout") and shutil.disk_usage(self.folder).free < RANK_RECORD_BYTES:
-            why = os.strerror(errno.ENOSPC)
-        return outcome if why is None else replace(outcome, reason="; ".join(filter(None, [outcome.reason, why])))
+            return result
 
     def _parts(self, spec: RunSpec, outcome: RunOutcome) -> ResultParts:
         rank_folder = self.folder if self.search is None else self.search.rank_folder
@@ -201,7 +194,7 @@ class StartedRun:
             ranks=records,
             machines=machines,
             monitor=monitor,
-            scheduler=self.scheduler or waiting.describe_jobset(spec) or srun.describe_current_job(spec, self.folder),
+            scheduler=self.scheduler or waiting.describe_jobset(spec) or srun.describe_current_job(spec),
             transports=nccl_log.read_transports(rank_folder / rank_log_name(rank) for rank in range(spec.processes)),
             merged_traces=traces,
             max_batch=None if self.search is None else self.search.answer,
@@ -240,16 +233,3 @@ def _failure_log(folder: Path, rank_folder: Path, outcome: RunOutcome) -> str | 
     if name is None and outcome.status in ("failed", "oom"):
         name = launcher_log_name(rank_folder)
     return name if name is None or rank_folder == folder else f"{rank_folder.name}/{name}"
-
-
-def _result_of_job_tracker(spec: RunSpec, folder: Path) -> Result | None:
-    """Return the result that the job tracker has written, which had assumed that this node was dead. Raise OSError
-    where there is no scheduler, so that it is another run's: some file systems have no locks."""
-    if RESULT_FILE not in os.listdir(folder):  # a listing queries the file server; a stat of the file may be cached
-        return None
-    if spec.config.hardware.scheduler != "slurm":
-        raise FileExistsError(errno.EEXIST, f"another program wrote {RESULT_FILE} there while this run went on")
-    try:
-        return read_result(folder / RESULT_FILE)
-    except (OSError, InputError):
-        return None

@@ -327,13 +327,10 @@ def test_the_limit_is_a_share_of_memory(monkeypatch):
     assert {each: memory_limit.raised_limit_bytes(*each) for each in raised} == raised
 
 
-def test_a_limit_needs_linux_4_7(monkeypatch):
-    for platform, releases in {"linux": "4.7.0 6.18.44-x 4.4.0 odd", "darwin": "23.1.0"}.items():
-        for release in releases.split():
-            monkeypatch.setattr("sys.platform", platform)
-            monkeypatch.setattr("platform.release", lambda release=release: release)
-            reason = memory_limit.limit_unsupported_reason()
-            assert reason is None if release in ("4.7.0", "6.18.44-x") else release in str(reason)
+def test_a_limit_needs_linux(monkeypatch):
+    assert memory_limit.limit_unsupported_reason() is None
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    assert "Darwin" in str(memory_limit.limit_unsupported_reason())
 
 
 MESSAGES = (ROOT / "tests/golden/logs/memory.txt").read_text(encoding="utf-8")

@@ -36,7 +36,6 @@ COMPLETED_RESULT_LIMIT_S = 90.0
 EXPLAIN_LIMIT_S = 60.0  # for the scheduler to explain a result that is not ok
 MAX_UNLISTED = 8  # consecutive answers without a job before it counts as lost: accounting may be a little behind
 CANCEL_LIMIT_S = 60.0  # for jobs to end after they are cancelled
-SILENCE_LIMIT_S = 3600.0  # for the scheduler not to answer, while no result comes in either
 MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 
 JobResult = tuple[RunRequest, Result]
@@ -76,7 +75,6 @@ class JobFollower:
         self._done, self._next_check_s, self._next_query_s = 0, clock(), clock()
         self._reported: QueueState | None = None
         self._error: str | None = None  # why the scheduler did not answer last time
-        self._silent_since_s = clock()
         self._cancelled_s: float | None = None
 
     @property
@@ -192,7 +190,6 @@ class JobFollower:
         try:
             states = query_jobs(self._slurm, [job.id for job in jobs])
         except SlurmError as error:
-            self._silent_since_s = self._silent_since_s if self._error else now_s
             self._error = str(error)
             return
         self._error = None
@@ -234,13 +231,10 @@ class JobFollower:
             if job.ran and now_s - job.over_s < limit_s:
                 return None
             return jobs_of_slurm.write_missing_result(job, request, self._slurm)
-        # The scheduler has reported nothing of the job for too long.
+        # The scheduler has not reported its end.
         elif self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
             silence = f"after {CANCEL_LIMIT_S:g} s SLURM still did not report job {job.id} as over"
             outcome = RunOutcome("cancelled", f"cancelled; {silence}: scancel {job.id}")
-        elif self._error is not None and now_s - self._silent_since_s >= SILENCE_LIMIT_S:
-            reason = f"no news of job {job.id} for {SILENCE_LIMIT_S / 60:g} min: {self._error}"
-            outcome = RunOutcome("failed", reason)
         else:
             return None
         return jobs_of_slurm.write_result_for(request, outcome, self._slurm, job)

@@ -11,11 +11,8 @@ import re
 from pathlib import Path
 
 from scalebench.cluster.commands import Slurm, SlurmError, expand_nodes, find_site
-from scalebench.cluster.job_states import query_jobs
 from scalebench.cluster.resources import ARBITRARY, count_gpus_per_node, srun_command
-from scalebench.cluster.submit import read_submission
 from scalebench.core import exit_with_parent
-from scalebench.core.errors import InputError
 from scalebench.core.process import KEY_VARIABLE, StartError, as_start_errors, defer_signals
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
@@ -143,20 +140,14 @@ def node_memory_bytes(spec: RunSpec) -> int | None:
     return spec.config.hardware.memory_bytes
 
 
-def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
+def describe_current_job(spec: RunSpec) -> SchedulerRecord | None:
     """Describe the job that this process is in; None outside of one, and for a run that does not use it. Its time in
-    the queue, by SLURM's own clock, is known where it was submitted for this run."""
+    the queue is known to the program that submitted it."""
     if find_site(spec.config.hardware) != "allocation":
         return None
     record = SchedulerRecord("slurm", os.environ[JOB_ID], os.environ.get(PARTITION))
     with contextlib.suppress(StartError):
         record.nodes = job_nodes(spec.config.hardware.slurm.bin)[: spec.nodes]
-    with contextlib.suppress(InputError, SlurmError, KeyError):
-        submission = read_submission(folder)
-        if submission is not None and submission.job_id == record.job_id:
-            state = query_jobs(Slurm(spec.config.hardware.slurm.bin), [submission.job_id])[submission.job_id]
-            if state.started_at_s is not None and state.submitted_at_s is not None:
-                record.queued_s = state.started_at_s - state.submitted_at_s
     return record
 
 

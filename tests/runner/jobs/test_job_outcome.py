@@ -192,7 +192,6 @@ WAITS = {
     ),
     "a job that ran may leave its row": (runs((12.0, state("CANCELLED"))), set(), "cancelled", 12.0, 3600.0),
     "a preempted one as well": (runs((12.0, state("PREEMPTED"))), set(), "cancelled", 12.0, 3600.0),
-    "a scheduler that stays silent": ([], {"squeue"}, "failed", follow.SILENCE_LIMIT_S, 3 * 3600.0),
     "a job that can never start stays until the scheduler accepts its cancellation": (
         [(1.0, state("PENDING", "PartitionConfig")), (22.0, lambda scheduler, *_: scheduler.unreachable.clear())],
         {"scancel"}, "unsupported", 22.0, 28.0,
@@ -206,5 +205,4 @@ def test_a_job_is_waited_for_as_long_as_it_may_end_otherwise(name, tmp_path):
     scheduler = Scheduler([script], set(unreachable))
     result = end_of(tmp_path, scheduler=scheduler)
     assert result.status == status and least_s <= scheduler.now_s <= most_s
-    assert status != "failed" or result.reason.startswith("no news of job 101 for 60 min: squeue: ")
     assert len(scheduler.commands) <= 6, "no more often than the scheduler is queried"

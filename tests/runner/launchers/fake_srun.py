@@ -17,7 +17,7 @@ class StandIn:
     def __init__(self, folder):
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir()
-        for name in ("scontrol", "squeue", "srun"):
+        for name in ("scontrol", "srun"):
             script = Path(__file__).with_name(f"fake_{name}.sh").read_text()
             self.script(name, script.removeprefix("#!/bin/sh\n").format(folder=folder))
 

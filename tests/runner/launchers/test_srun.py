@@ -5,7 +5,6 @@ import os
 import psutil
 import pytest
 
-from scalebench.cluster.submit import Submission, write_submission
 from scalebench.config import placement
 from scalebench.core import exit_with_parent, run_folder
 from scalebench.core.process import KEY_VARIABLE, StartError
@@ -232,21 +231,8 @@ def test_the_launcher_depends_on_the_job(job, monkeypatch):
     assert launchers.choose_launcher(job.spec(2)) == "local"
 
 
-def test_the_current_job_is_described(job, tmp_path, monkeypatch):
-    def describe():
-        return srun.describe_current_job(job.spec(3), tmp_path)
-
-    current = SchedulerRecord("slurm", "12", "main", ["n1", "n2"])
-    assert describe() == current, "not submitted by scalebench: its time in the queue is unknown"
-    write_submission(Submission("12", 990.5), tmp_path)
-    assert describe() == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
-    write_submission(Submission("11", 990.5), tmp_path)
-    assert describe() == current, "an earlier job of this folder"
-    (tmp_path / run_folder.JOB_FILE).write_text("{")
-    assert describe() == current
-    assert srun.describe_current_job(simulated_spec(), tmp_path) is None
-    write_submission(Submission("12", 990.5), tmp_path)
-    job.script("squeue", "exit 1")
-    assert (unanswered := describe()) is not None and unanswered.queued_s is None
+def test_the_current_job_is_described(job, monkeypatch):
+    assert srun.describe_current_job(job.spec(3)) == SchedulerRecord("slurm", "12", "main", ["n1", "n2"])
+    assert srun.describe_current_job(simulated_spec()) is None
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert describe() is None
+    assert srun.describe_current_job(job.spec(3)) is None
