@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -114,38 +114,24 @@ def _stage_ends(network: Network, stages: int, costs: Sequence[float]) -> list[i
     positions = [0, *find_cuts(network), len(network.nodes) - 1]
     total_costs = list(accumulate(costs))
     weights = list(accumulate(int(_has_weights([node])) for node in network.nodes))
-    output_sizes = [math.prod(node.shape) for node in network.nodes]
-
-    def stage_cost(a: int, b: int) -> float:
-        """Return the cost of the nodes behind a up to b, or infinity if they cannot be a stage."""
-        return total_costs[b] - total_costs[a] if stages == 1 or weights[b] > weights[a] else math.inf
-
-    bottleneck, _ = _cheapest_path(positions, stages, lambda value, a, b: max(value, stage_cost(a, b)))
-    _, ends = _cheapest_path(
-        positions, stages, lambda value, a, b: value + output_sizes[b] if stage_cost(a, b) <= bottleneck else math.inf
-    )
-    return ends
-
-
-def _cheapest_path(
-    positions: Sequence[int], stages: int, extend: Callable[[float, int, int], float]
-) -> tuple[float, list[int]]:
-    """Return (value, positions) of the cheapest path from the first to the last position in `stages` strides.
-
-    Of equally cheap paths it is the one whose positions come latest.
-
-    `extend(value, a, b)` is the value of a path that continues from a to b; it must be monotonic in `value`.
-    """
-    paths: dict[int, tuple[float, tuple[int, ...]]] = {positions[0]: (0, ())}  # by end; positions negated for min()
-    for _ in range(stages):
-        longer = {}
-        for b in positions[1:]:
-            options = [(extend(value, a, b), (*path, -b)) for a, (value, path) in paths.items() if a < b]
-            if options:
-                longer[b] = min(options)
-        paths = longer
-    value, path = paths[positions[-1]]
-    return value, [positions[0], *(-end for end in path)]
+    worst, ends = 0.0, tuple[int, ...]()
+    for _ in range(2):  # once the cost of the most expensive stage is known, paths differ in what they send alone
+        # By its end: the most expensive stage of the best path, the numbers that it sends, and its negated ends.
+        paths: dict[int, tuple[float, int, tuple[int, ...]]] = {0: (worst, 0, ())}
+        for _ in range(stages):
+            longer = {}
+            for b in positions[1:]:
+                sent = math.prod(network.nodes[b].shape)
+                options = [
+                    (max(most, total_costs[b] - total_costs[a]), so_far + sent, (*path, -b))
+                    for a, (most, so_far, path) in paths.items()
+                    if a < b and (stages == 1 or weights[b] > weights[a])
+                ]
+                if options:
+                    longer[b] = min(options)
+            paths = longer
+        worst, _, ends = paths[positions[-1]]
+    return [0, *(-end for end in ends)]
 
 
 def _has_weights(nodes: Sequence[Node]) -> bool:

@@ -52,17 +52,13 @@ def horovod_variables(spec: RunSpec, options: Any) -> dict[str, str | None]:
 
 
 MPI_THREAD_MULTIPLE = 3  # in Open MPI and in MPICH; the level that Horovod requests
-MAX_LIBRARY_VERSION = 8192  # MPI_MAX_LIBRARY_VERSION_STRING: 256 in Open MPI, 8192 in MPICH
-# Each launcher is known by a variable that it sets.
-LAUNCHERS = {
-    "OMPI_COMM_WORLD_RANK": "Open MPI's mpirun",
-    "SLURM_STEP_ID": "srun",
-    "PMI_RANK": "an mpirun with PMI (MPICH or Intel MPI)",
-    "PMIX_RANK": "an mpirun with PMIx",
-}
 # The tensor in which a number is sent, in a timeline: PyTorch's has our name, TensorFlow's that of its operation.
 NUMBER = re.compile(r'scalebench\.number|"HorovodBroadcast"')
 POLL_INTERVAL_S = 0.05
+OTHER_MPI = (  # under the mpirun of another MPI each process is rank 0 of 1, and would scale perfectly
+    "the mpirun that started them may be of another MPI than Horovod's: put the right one first on the PATH, rebuild "
+    "Horovod with the other (scalebench install horovod), or use it over Gloo"
+)
 JOIN_S = 120.0  # that the ranks of a user's program have to find each other
 MAX_TIMELINE_DELAY_S = 60.0
 
@@ -208,8 +204,8 @@ class HorovodGroup:
             if server is not None:
                 server.shutdown()
                 server.server_close()
-        way_out = "" if self._mpi is None else self._mpi.explain_launch()
-        check_group(self._spec, self._rank, "Horovod", (self._hvd.rank(), self._hvd.size()), way_out)
+        position = self._hvd.rank(), self._hvd.size()
+        check_group(self._spec, self._rank, "Horovod", position, "" if self._mpi is None else OTHER_MPI)
 
 
 def prepare_program(spec: RunSpec, rank: int) -> None:
@@ -232,17 +228,6 @@ class MpiLibrary:
         if self._library.MPI_Init_thread(None, None, MPI_THREAD_MULTIPLE, ctypes.byref(provided)) != 0:
             raise RuntimeError("MPI_Init_thread failed; the lines above are its own")
         self._joined = True
-
-    def explain_launch(self) -> str:
-        """Name the MPI that started this process and the one that Horovod is linked to, which have to be the same."""
-        text, length = ctypes.create_string_buffer(MAX_LIBRARY_VERSION), ctypes.c_int()
-        self._library.MPI_Get_library_version(text, ctypes.byref(length))
-        built_with = text.value.decode(errors="replace").partition(",")[0].strip() or "an unknown MPI"
-        launcher = next((name for variable, name in LAUNCHERS.items() if variable in os.environ), "an unknown program")
-        return (
-            f"{launcher} started the processes, and Horovod was built with {built_with}: put the mpirun of that MPI "
-            "first on the PATH, rebuild Horovod with the other (scalebench install horovod), or use it over Gloo"
-        )
 
     def finalize(self) -> None:
         if self._joined:

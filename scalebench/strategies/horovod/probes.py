@@ -52,10 +52,6 @@ class HorovodProbes(Probes, metaclass=ABCMeta):
     def to_tensor(self, array: np.ndarray) -> Any:
         """Return a tensor on the device of this process."""
 
-    @abstractmethod
-    def to_array(self, tensor: Any) -> np.ndarray:
-        """Return a tensor's values in host memory."""
-
     def on_device(self) -> AbstractContextManager[Any]:
         """Return a context in which operations run on the device of this process."""
         return nullcontext()
@@ -138,7 +134,7 @@ class HorovodCollective:
         options = {"root_rank": ROOT} if name == "broadcast" else {}
         options |= {"op": library.Sum} if name in ("all_reduce", "reduce_scatter") else {}
         self._send = partial(send, name=f"scalebench.{name}.{size_bytes}", **options)
-        self._strategy, self._result = strategy, None
+        self._strategy = strategy
         parts = library.size() if name == "all_gather" else 1
         # Filled, so that it has memory of its own: all pages that were never written map to one zero page.
         zeros = np.full(max(size_bytes // FLOAT_BYTES // parts, 1), 0, np.float32)
@@ -147,15 +143,4 @@ class HorovodCollective:
 
     def __call__(self) -> None:
         with self._strategy.on_device():
-            self._result = self._send(self._sent)
-
-    def put(self, values: Callable[[int], np.ndarray]) -> None:
-        """Replace what this rank sends by `values` of its rank, for a check of the results."""
-        with self._strategy.on_device():
-            self._sent = self._strategy.to_tensor(values(self._strategy.library.rank()))
-
-    def results(self) -> dict[int, np.ndarray]:
-        """Return the operation's result by this rank."""
-        if self._result is None:
-            return {}
-        return {self._strategy.library.rank(): self._strategy.to_array(self._result)}
+            self._send(self._sent)

@@ -35,9 +35,6 @@ class HorovodTensorFlow(HorovodProbes, TensorFlowStrategy):
     def to_tensor(self, array: np.ndarray) -> tf.Tensor:
         return tf.constant(array)
 
-    def to_array(self, tensor: tf.Tensor) -> np.ndarray:
-        return tensor.numpy()
-
     def setup(self) -> None:
         super().setup()
         # All ranks start from rank 0's weights. The optimizer has no state yet that could differ, and the state of

@@ -82,9 +82,6 @@ class HorovodStrategy(HorovodProbes, TorchStrategy):
     def to_tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def to_array(self, tensor: Tensor) -> np.ndarray:
-        return tensor.cpu().numpy().copy()
-
     def wrap(self, model: nn.Module) -> nn.Module:
         """Broadcast rank 0's weights.
 
