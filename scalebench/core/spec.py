@@ -86,7 +86,7 @@ class DatasetSpec:
     code_digest: str | None = None  # of its file, so that other samples make another run
     requested_size: int | None = number_field(None, at_least=1)  # where the function returned `size` samples instead
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
-    feed: str = choice_field("host", "device", "fixed", "disk")
+    feed: str = choice_field("host", "device", "fixed")
     prefetch: str = choice_field("none", "queue", "device")
     # Of data sets whose pictures are decoded during training: how many processes (PyTorch) or threads (TensorFlow) of
     # each rank decode; null: one per core of the rank, 0: the rank itself, for each batch when it is needed.

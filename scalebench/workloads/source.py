@@ -1,29 +1,20 @@
-"""Seeded batches: the same samples in the same order under every framework and strategy, read from memory or from the
-disk, and drawn ahead in a thread."""
+"""Seeded batches: the same samples in the same order under every framework and strategy, drawn ahead in a thread."""
 
 from __future__ import annotations
 
-import math
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count, islice, repeat
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine import find_file_system
 from scalebench.workloads.network import Shape
 
-FEEDS = ("host", "fixed", "disk")
-IN_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 Indices = NDArray[np.int64]
 T = TypeVar("T")
 END: Any = object()  # what the thread of prefetch gives when the iterable is over
@@ -74,19 +65,15 @@ class Reader(Protocol):
 
 
 class ArrayReader:
-    """Gathers the samples of a batch from arrays, as `feed` says; each batch is a new array."""
+    """Gathers the samples of a batch from arrays. Each batch is a new array: the previous one may still be in use."""
 
-    def __init__(self, inputs: NDArray[Any], targets: NDArray[Any], feed: str) -> None:
-        # Without "disk" asarray, since taking from a memmap would return memmaps. Each batch is a new array, since the
-        # previous one may still be in use.
-        self._read_inputs, self._read_targets = (
-            UncachedRows(array) if feed == "disk" else partial(np.take, np.asarray(array), axis=0)
-            for array in (inputs, targets)
-        )
+    def __init__(self, inputs: NDArray[Any], targets: NDArray[Any]) -> None:
+        # Taking from a memmap would return memmaps.
+        self._inputs, self._targets = np.asarray(inputs), np.asarray(targets)
 
     def read(self, batches: Iterable[BatchRows]) -> Iterator[Batch]:
         for rows, global_samples, _ in batches:
-            yield Batch(self._read_inputs(rows), self._read_targets(rows), global_samples)
+            yield Batch(np.take(self._inputs, rows, axis=0), np.take(self._targets, rows, axis=0), global_samples)
 
 
 class Source:
@@ -99,14 +86,12 @@ class Source:
     is empty. `devices` counts the devices of all replicas; it exceeds `replicas` where a replica splits its part over
     several devices.
 
-    `first` and `last` (exclusive) select a range of samples, so that two sources can share one file. `feed` is "host"
-    (gather rows from the arrays, memory-mapped or not), "fixed" (yield the first batch again and again, the same
-    arrays each time) or "disk" (read every batch from the disk; the arrays must be memory-mapped .npy files). A
-    `reader` replaces the gathering of rows, for samples that `inputs` only names. Without `shuffled` each epoch is in
-    the order of the rows, for files that can only be read from their beginning.
+    `first` and `last` (exclusive) select a range of samples, so that two sources can share one file. With `feed` fixed
+    the first batch comes again and again, the same arrays each time. A `reader` replaces the gathering of rows, for
+    samples that `inputs` only names. Without `shuffled` each epoch is in the order of the rows, for files that can only
+    be read from their beginning.
 
-    Raises InputError if a replica would get no samples or if the feed is unknown or not possible on this system, and
-    ValueError if the arguments contradict each other.
+    Raises InputError if a replica would get no samples, and ValueError if the arguments contradict each other.
     """
 
     def __init__(
@@ -143,13 +128,11 @@ class Source:
                 "raise train.global_batch or lower gpus"
             )
         self._fewest_samples = self.devices * fewest
-        if feed not in FEEDS:
-            raise InputError(f"dataset.feed={feed} is unknown: use one of {', '.join(FEEDS)}")
         self.global_batch, self.seed, self.feed = global_batch, seed, feed
         self.replica, self.replicas = replica, replicas
         self.first = first
         self._arrays = inputs[first:last], targets[first:last]
-        self.reader = ArrayReader(inputs, targets, feed) if reader is None else reader
+        self.reader = ArrayReader(inputs, targets) if reader is None else reader
         self._shuffled = shuffled
         self._permutation_cache: tuple[int, Indices] | None = None  # (epoch, permutation) drawn last
         self._fixed_batch: Batch | None = None
@@ -238,49 +221,6 @@ def slice_of_replica(start: int, stop: int, replica: int, replicas: int) -> slic
     share, rest = divmod(stop - start, replicas)
     begin = start + replica * share + min(replica, rest)
     return slice(begin, begin + share + (replica < rest))
-
-
-class UncachedRows:
-    """Reads samples of a memory-mapped .npy file with pread, past the page cache: `dataset.feed=disk`.
-
-    Before each batch the complete file is dropped from the page cache, so the kernel has to read from the disk.
-    Calling the object with indices of shape (n,) returns a new array of shape (n, *sample shape). Pages that any
-    process has touched through a memory map stay in memory, so the map itself must not be read meanwhile.
-
-    Raises InputError where the system cannot drop pages or where the file is on an in-memory file system, and
-    ValueError for an array that is not a memory-mapped file in C order.
-    """
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
-            raise ValueError("reading from disk takes a memory-mapped .npy file in C order")
-        self.path = Path(array.filename)
-        if not hasattr(os, "posix_fadvise"):
-            raise InputError("dataset.feed=disk needs posix_fadvise, which this system lacks: use dataset.feed=host")
-        if (kind := find_file_system(self.path.resolve())) in IN_MEMORY_FILE_SYSTEMS:
-            raise InputError(
-                f"dataset.feed=disk cannot read {self.path} from a disk, since it is in memory ({kind}): "
-                "set dataset.cache (or hardware.node_copy, if it is used) to a folder on a disk, or dataset.feed=host"
-            )
-        self._shape, self._dtype = array.shape[1:], array.dtype
-        self._row_bytes: int = array.dtype.itemsize * math.prod(self._shape)
-        self._data_start: int = array.offset
-        self._file = os.open(self.path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-        os.fsync(self._file)  # dirty pages, which are not on the disk yet, cannot be dropped
-        # Without this the kernel reads ahead, and much of what it reads is never used.
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
-
-    def __call__(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        rows = np.empty((len(indices), *self._shape), self._dtype)
-        # Drop the complete file: for a range the kernel would keep the pages that are only partly inside it.
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-        flat = rows.reshape(len(indices), math.prod(self._shape))  # so that scalar labels are buffers, too
-        for row, index in zip(flat, indices.tolist(), strict=True):
-            offset = self._data_start + index * self._row_bytes
-            if os.preadv(self._file, [row.data], offset) != self._row_bytes:
-                raise OSError(f"{self.path} ends before sample {index}")
-        return rows
 
 
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:

@@ -28,7 +28,7 @@ REFUSED = [
     ("strategy=multi_gpu_model gpus=2 strategy.options.reduction=nccl strategy.backend=nccl", "needs GPUs; use add"),
     ("strategy=central_storage_cpu gpus=2 train.compile=true", "one program over several devices"),
     ("strategy=central_storage_cpu gpus=2 train.accumulate=2 model=resnet20_cifar10", "moving statistics"),
-    ("strategy=parameter_server gpus=2 dataset.feed=device", "takes dataset.feed=host, disk or fixed"),
+    ("strategy=parameter_server gpus=2 dataset.feed=device", "takes dataset.feed=host or fixed"),
     ("strategy=parameter_server gpus=2 dataset.prefetch=queue", "takes dataset.prefetch=none"),
     ("strategy=parameter_server gpus=2 train.accumulate=2", "fetch the weights again for every part"),
     ("strategy=parameter_server gpus=2 train.compile=true", "where XLA cannot read them"),

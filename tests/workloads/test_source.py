@@ -1,12 +1,10 @@
-"""Seeded batches: partition, order, shards; whatever the sizes. Reading from the disk: the same rows, and really from
-the disk where that can be checked. Prefetching: order, errors, and no thread left behind."""
+"""Seeded batches: partition, order, shards; whatever the sizes. Prefetching: order, errors, and no thread left
+behind."""
 
 import gc
-import os
 import threading
 import time
 from itertools import count, islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
-from scalebench.core.machine import machine
-from scalebench.workloads.source import Source, UncachedRows, prefetch
+from scalebench.workloads.source import Source, prefetch
 
 
 def arrays(samples):
@@ -147,7 +144,6 @@ def test_contradicting_arguments():
         (3, {"global_batch": 8, "replicas": 4}, r"3 samples for 4 replicas.*dataset\.size"),
         (20, {"global_batch": 8, "replicas": 4, "first": 17}, "3 samples for 4 replicas"),
         (20, {"global_batch": 3, "replicas": 4}, r"batch of 3 samples.*4 replicas.*train\.global_batch"),
-        (20, {"feed": "dsik"}, r"dataset\.feed=dsik is unknown.*host, fixed, disk"),
     ):
         with pytest.raises(InputError, match=message):
             source(samples, **others)
@@ -159,82 +155,6 @@ def test_contradicting_arguments():
     for update in (-1, 4):  # past the epoch
         with pytest.raises(IndexError):
             source(20, 6).batch_indices(0, update)
-
-
-SAMPLES = 400
-
-
-def saved(path, rows):
-    np.save(path, rows)
-    return np.load(path, mmap_mode="r")
-
-
-@pytest.fixture
-def array(tmp_path):
-    return saved(tmp_path / "inputs.npy", np.arange(SAMPLES * 600, dtype=np.float32).reshape(SAMPLES, 200, 3))
-
-
-def disk_rows(array):
-    try:
-        return UncachedRows(array)
-    except InputError as error:
-        pytest.skip(str(error))  # the temporary folder lies in memory
-
-
-def test_rows_equal_those_of_the_map(array, tmp_path):
-    indices = np.array([399, 0, 7, 7, 200])
-    rows = disk_rows(array)(indices)
-    assert type(rows) is np.ndarray and rows.flags.writeable
-    assert np.array_equal(rows, array[indices])
-    labels = saved(tmp_path / "labels.npy", np.arange(50))
-    assert disk_rows(labels)(np.array([3, 49, 0])).tolist() == [3, 49, 0]
-
-
-def read_bytes():
-    """Bytes that this process made the disk deliver (man 5 proc)."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["read_bytes"])
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="needs Linux")
-def test_every_batch_comes_from_the_disk_again(array):
-    rows = disk_rows(array)
-    indices = np.arange(0, SAMPLES, 4)
-    for _ in range(2):
-        before_bytes = read_bytes()
-        rows(indices)
-        assert read_bytes() - before_bytes >= len(indices) * 2400
-
-
-@pytest.mark.skipif(not os.access("/dev/shm", os.R_OK), reason="needs a file system in memory")
-def test_file_systems_in_memory_are_recognized():
-    assert machine.find_file_system(Path("/dev/shm")) == "tmpfs"
-    assert machine.find_file_system(Path("/proc/self/status")) == "proc"
-
-
-def test_arrays_that_cannot_be_read_from_a_disk(array, monkeypatch):
-    with pytest.raises(ValueError, match="memory-mapped"):
-        UncachedRows(np.ones((3, 2)))
-    monkeypatch.setattr("scalebench.workloads.source.find_file_system", lambda path: "tmpfs")
-    message = r"inputs\.npy from a disk, since it is in memory.*dataset\.cache.*dataset\.feed=host"
-    with pytest.raises(InputError, match=message):
-        UncachedRows(array)
-    monkeypatch.delattr(os, "posix_fadvise")
-    with pytest.raises(InputError, match=r"dataset\.feed=disk needs posix_fadvise.*dataset\.feed=host"):
-        UncachedRows(array)
-
-
-def test_files_that_get_shorter_and_are_closed(array):
-    rows = disk_rows(array)
-    os.truncate(array.filename, 2400 * 100)
-    with pytest.raises(OSError, match="ends before sample 399"):
-        rows(np.array([0, 399]))
-    rows = disk_rows(array)
-    number = rows._file
-    os.fstat(number)
-    del rows
-    with pytest.raises(OSError):
-        os.fstat(number)
 
 
 @pytest.fixture(autouse=True)

@@ -182,7 +182,7 @@ def collect_data_facts(run: AttributedRun) -> Facts:
     is_lazy, is_slower = workload.prefetch == "none", False
     if together is not None and alone is not None and alone.value > 0:
         is_slower = combine({"together": 1.0, "alone": -1.5}, {"together": together, "alone": alone}).low > 0
-    reasons = {"disk": workload.feed == "disk", "decoding": datasets.decodes_in_training(workload.dataset),
+    reasons = {"decoding": datasets.decodes_in_training(workload.dataset),
                "company": is_slower, "no prefetch": is_lazy}  # fmt: skip
     return {
         "together_s": together and together.value,

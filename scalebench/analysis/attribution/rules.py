@@ -74,12 +74,10 @@ RULES = (
          "{cpu_share} of the cores of the run are in use"),
     # Source: tf.data's guide ("Better performance with the tf.data API": prefetching overlaps loading with training);
     # Murray et al. 2021, "tf.data: a machine learning data processing framework".
-    Rule("data", "together_s", lambda f: f["reason"] == "disk", "devices share the disk that each batch is read from",
-         "Try dataset.feed=host, or device where it fits{queue}", "{together_s} a step{beside}{read}{lazy}"),
     Rule("data", "together_s", lambda f: f["reason"] == "decoding",
          "pictures are decoded more slowly than the devices train",
          "Try more cores a device (hardware.cpus_per_device) with as many dataset.workers, or dataset=imagenet",
-         "{together_s} a step{beside}"),
+         "{together_s} a step{beside}{read}"),
     Rule("data", "together_s", lambda f: f["reason"] == "company",
          "several devices load more slowly than one: they share the cores that do it",
          "Try dataset.feed=device{queue}", "{together_s} a step{beside}{lazy}"),

@@ -65,9 +65,8 @@ class RowReader:
     """Reads rows of the training set in this process, as `dataset.feed` says."""
 
     def __init__(self, spec: RunSpec) -> None:
-        feed = spec.config.dataset.feed
-        self._reader = ArrayReader(*datasets.open_dataset(spec), feed)
-        self._is_fixed, self._fixed = feed == "fixed", dict[bytes, list[NDArray[Any]]]()
+        self._reader = ArrayReader(*datasets.open_dataset(spec))
+        self._is_fixed, self._fixed = spec.config.dataset.feed == "fixed", dict[bytes, list[NDArray[Any]]]()
 
     def __call__(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         if (fixed := self._fixed.get(rows.tobytes())) is not None:

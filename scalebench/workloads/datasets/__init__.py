@@ -392,7 +392,6 @@ def open_sources(
         )
     inputs, targets = open_dataset(spec, on_copied)
     border = count_train_samples(config.dataset, len(inputs))
-    feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter moves it to the device
     arguments = _source_arguments(spec, replica, replicas, inputs, targets)
     if "reader" in arguments and border < spec.global_batch:
         raise InputError(
@@ -401,7 +400,7 @@ def open_sources(
         )
     # Modules of users may normalize over a batch (BatchNorm), which one sample of a device, or of a part, has not.
     fewest = 2 * config.train.accumulate if user_code.is_user_model(config.model) else 1
-    train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, fewest=fewest, **arguments)
+    train = kind(inputs, targets, feed=config.dataset.feed, last=border, devices=spec.gpus, fewest=fewest, **arguments)
     count = _evaluation_samples(spec, len(inputs) - border)
     if count < replicas:
         return train, None

@@ -141,7 +141,7 @@ def feed_spec(feed):
     return spec
 
 
-@pytest.mark.parametrize("feed", ["host", "fixed", "disk"])
+@pytest.mark.parametrize("feed", ["host", "fixed"])
 def test_rows_are_read_in_their_order(feed):
     spec = feed_spec(feed)
     inputs, targets = cache.open_arrays(datasets.prepare(spec.config))
