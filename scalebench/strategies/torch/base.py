@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -26,8 +26,7 @@ from scalebench.strategies.base import (
     check_group,
 )
 from scalebench.strategies.torch import bandwidth, devices, optimizer, profiling, user_checks, user_errors
-from scalebench.strategies.torch import group as groups
-from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
+from scalebench.strategies.torch.batches import TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.graphs import StepGraphs
 from scalebench.strategies.torch.group import TorchGroup
@@ -37,7 +36,6 @@ from scalebench.strategies.torch.precision import CompiledModel, Precision, inpu
 from scalebench.strategies.torch.profiling import identify_backend, identify_settings
 from scalebench.strategies.torch.step_module import StepModule, compute_metrics, select_loss
 from scalebench.strategies.torch.user_module import DATA_HOOK, STEP_HOOKS, list_overridden
-from scalebench.strategies.torch.user_optimizer import UserOptimizer
 from scalebench.workloads import datasets, networks, user_code
 from scalebench.workloads.source import Source
 
@@ -74,17 +72,13 @@ class TorchStrategy(Strategy):
         self._samples = self._most_samples = 0  # of the batch before, and of the largest one
         self.accumulate = spec.config.train.accumulate
         self._peak = devices.PeakMemory()
-        self._pinned_copies = PinnedCopies()
+        self._pinned: dict[Any, TorchBatch] = {}  # a copy of a batch of each shape, in pinned memory of the host
         self._profiled: profiling.ProfiledSteps | None = None
         self.loader: UserLoader | None = None  # of dataset.loader, from setup on
 
     def group_backend(self) -> str | None:
         """Return the backend of torch.distributed that connects the processes; None: no group is formed."""
         return None
-
-    def requested_backend(self) -> str:
-        """Return strategy.backend, where auto is that of the kind of device."""
-        return devices.choose_backend(self.spec.config.strategy.backend, self.spec.device)
 
     def join(self) -> TorchGroup | None:
         """Join the group of processes, if the strategy has one; `device` is set by then."""
@@ -160,20 +154,15 @@ class TorchStrategy(Strategy):
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Build the optimizer of the model's parameters as they are now, which sharding replaces: the user's, or that
         of train.optimizer."""
-        user = self.user_optimizer()
+        user = self.model.user_optimizer
         if user is not None:
             return user.follow_parameters(self.model.module)
         return optimizer.build_optimizer(self.spec.config.train, self.model.parameters(), self.spec.learning_rate)
 
-    def user_optimizer(self) -> UserOptimizer | None:
-        """Return the optimizer that the user's function has made, with its schedulers."""
-        return self.model.user_optimizer
-
     def check_optimizer_divisible(self) -> None:
         """Raise UserProblem where the user's optimizer cannot step other parameters than those it was made with."""
-        user = self.user_optimizer()
-        if user is not None:
-            user.check_divisible()
+        if self.model.user_optimizer is not None:
+            self.model.user_optimizer.check_divisible()
 
     def advance_schedulers(self, by_step: bool = True) -> None:
         """Count a step, and advance the user's schedulers; without `by_step` those of epochs alone."""
@@ -191,11 +180,11 @@ class TorchStrategy(Strategy):
         return torch.get_num_threads()
 
     def learning_rate(self) -> float | None:
-        user = self.user_optimizer()
+        user = self.model.user_optimizer
         return super().learning_rate() if user is None else user.peak_rate
 
     def set_learning_rate(self, rate: float) -> None:
-        user = self.user_optimizer()
+        user = self.model.user_optimizer
         if user is not None:  # the user's rates, in the proportions of the schedule
             with self.attribute_errors_to_user():
                 user.scale_rates(self.optimizer, rate / self.spec.learning_rate)
@@ -236,11 +225,8 @@ class TorchStrategy(Strategy):
         if samples >= self._most_samples:
             self.last_batch, self._most_samples = batch, samples  # a smaller batch may run through other code
         if samples != before:
-            self.tune_convolutions(samples == self._most_samples)
-
-    def tune_convolutions(self, is_full: bool) -> None:
-        """Switch cuDNN's tuning as `tunes_convolutions` says."""
-        torch.backends.cudnn.benchmark = devices.tunes_convolutions(self.device.type, is_full)
+            is_full = samples == self._most_samples
+            torch.backends.cudnn.benchmark = devices.tunes_convolutions(self.device.type, is_full)
 
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the number of parts of a batch, some of which may be empty: one where each part communicates
@@ -284,7 +270,10 @@ class TorchStrategy(Strategy):
     def copy_batch(self, batch: TorchBatch) -> None:
         if self.device.type == "cpu":
             return super().copy_batch(batch)
-        self._pinned_copies.copy_of(batch).to(self.device)
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in batch.tensors())
+        if shapes not in self._pinned:
+            self._pinned[shapes] = batch.map(lambda tensor: tensor.cpu().pin_memory())
+        self._pinned[shapes].to(self.device)
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
         """Profile steps on the last batch, after a few more that are left out of the profile."""
@@ -429,7 +418,6 @@ class TorchStrategy(Strategy):
     def _build_user_module(self, device: torch.device) -> StepModule:
         config = self.spec.config
         model = user_checks.build_user_module(config, device, self.attach_trainer)
-        self.refuse_module(model.module)
         if config.train.activation_checkpointing:
             checkpoint_user_module(model.module)
         # As many real samples as a device trains on at once: only they fit any loss, any embedding and any state.
@@ -443,9 +431,6 @@ class TorchStrategy(Strategy):
         user_checks.check_user_module(model, config, autocast, self.group, batch.to(trial), self.builds_on_host)
         user_checks.check_ddp_options(model, config.model, self.options)
         return model
-
-    def refuse_module(self, module: nn.Module) -> None:
-        """Raise Unsupported for a user's module that this strategy cannot train."""
 
 
 class BareTorch(TorchStrategy):
@@ -461,31 +446,18 @@ class IndependentTorch(BareTorch):
     A Gloo group broadcasts the deadline and sums up the metrics.
     """
 
-    _has_stepped = False
-
     def group_backend(self) -> str:
         return "gloo"  # also on GPUs: it carries a few numbers, and none of them in a timed block
 
-    def refuse_module(self, module: nn.Module) -> None:
-        if any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
-            self._refuse_communication("has a SyncBatchNorm, which communicates between ranks")
-
-    def step(self, batch: TorchBatch) -> LossPart | None:
-        """Train one step. Raises Unsupported where code of the user's communicates in the first one."""
-        if self._has_stepped:
-            return super().step(batch)
-        messages, self._has_stepped = groups.count_messages(), True
-        part = super().step(batch)
-        if groups.count_messages() != messages:
-            self._refuse_communication("communicates between ranks within a step")
-        return part
-
-    def _refuse_communication(self, what: str) -> NoReturn:
-        model, strategy = self.spec.config.model, self.spec.config.strategy.name
-        raise Unsupported(
-            f"{user_errors.function_label(model)} {what}, and strategy={strategy} is the control without "
-            "communication: take another strategy"
-        )
+    def _build_user_module(self, device: torch.device) -> StepModule:
+        model = super()._build_user_module(device)
+        if model.communicates:
+            name, function = self.spec.config.strategy.name, user_errors.function_label(self.spec.config.model)
+            raise Unsupported(
+                f"{function} communicates between ranks within a step, and strategy={name} is the control without "
+                "communication: take another strategy"
+            )
+        return model
 
     def loss_weight(self, batch: TorchBatch) -> float:
         """Return this process's share: each replica follows the mean loss over its own samples alone."""

@@ -83,20 +83,6 @@ class TorchBatch(NamedTuple):
         return self._replace(inputs=inputs, targets=targets)
 
 
-class PinnedCopies:
-    """Copies of batches in pinned host memory, where the feed holds batches before copying: one for each shape."""
-
-    def __init__(self) -> None:
-        self._copies: dict[tuple[Any, ...], TorchBatch] = {}
-
-    def copy_of(self, batch: TorchBatch) -> TorchBatch:
-        """Return the pinned copy of the batch, or of the first batch of the same shape."""
-        key = tuple((tensor.shape, tensor.dtype) for tensor in batch.tensors())
-        if key not in self._copies:
-            self._copies[key] = batch.map(lambda tensor: tensor.cpu().pin_memory())
-        return self._copies[key]
-
-
 TorchBatches = Generator[TorchBatch, None, None]
 
 

@@ -67,7 +67,7 @@ class StepGraphs:
     def prepare_optimizer(self) -> None:
         """Have the optimizer read its learning rates from the device, and count its steps there. Raises Unsupported for
         a user's, whose schedulers run on the host."""
-        if self._strategy.user_optimizer() is not None:
+        if self._strategy.model.user_optimizer is not None:
             raise Unsupported("train.compile=graphs is for train.optimizer, and this model has its own: leave it out")
         for group in self._strategy.optimizer.param_groups:
             group["lr"] = torch.tensor(float(group["lr"]), device=self._strategy.device)

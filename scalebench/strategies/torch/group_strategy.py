@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from scalebench.strategies.torch import devices, profiling
 from scalebench.strategies.torch import group as groups
-from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.group import Message, TorchCollective, TorchGroup
 
@@ -30,7 +30,7 @@ class GroupStrategy(TorchStrategy):
     _replay: tuple[list[int], Callable[[], None]] | None = None
 
     def group_backend(self) -> str:
-        return self.requested_backend()
+        return devices.choose_backend(self.spec.config.strategy.backend, self.spec.device)
 
     def axes(self) -> dict[str, int]:
         """Return how the processes are arranged: the axes, one or two, and the number of processes along each.

@@ -5,7 +5,10 @@ Weights and losses stay float32 in every precision.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -134,16 +137,8 @@ def input_shapes(inputs: Any) -> Shapes:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise Unsupported if inductor has no compiler for the code that it generates for the device."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-    from torch.utils._triton import has_triton
-
-    if device.type == "cuda" and not has_triton():
+    """Raise Unsupported where what turns generated code into a program for the device is not installed."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise Unsupported("train.compile=default needs Triton, which this PyTorch lacks: pip install triton")
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise Unsupported(
-            "train.compile=default needs a C++ compiler, and none is found: install g++ or set CXX"
-        ) from None
+    if shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is None:
+        raise Unsupported("train.compile=default needs a C++ compiler, and none is found: install g++ or set CXX")

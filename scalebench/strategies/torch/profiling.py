@@ -52,8 +52,7 @@ ALL_REDUCE = re.compile(r"all_?reduce", re.IGNORECASE)
 TF32_KERNEL = re.compile(r"tf32|^(?!.*(?:f16|fp16|bf16)).*s1688")
 DEVICE_COPY_EVENTS = ("Memcpy PtoP", "Memcpy DtoD")  # between the memories of GPUs; DtoD also within one GPU
 # Operators that multiply, compiled or not, whose first input is an activation.
-PLAIN_CONVOLUTION = "aten::convolution"
-CONVOLUTIONS = (PLAIN_CONVOLUTION, "mkldnn::_convolution_pointwise")
+CONVOLUTIONS = ("aten::convolution", "mkldnn::_convolution_pointwise")
 MATRIX_PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, not where it was only compiled
@@ -93,15 +92,12 @@ def choose_activities(on_gpu: bool) -> list[ProfilerActivity]:
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator with the type and layout of its first input, the layout of a convolution's kernel, and
-    the kernels that a GPU ran for it."""
+    """One call of an operator with the type and layout of its first input, and the kernels that a GPU ran for it."""
 
     name: str
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    kernel_sizes: tuple[int, ...] = ()
-    kernel_strides: tuple[int, ...] = ()
     gpu_kernels: tuple[str, ...] = ()
 
 
@@ -111,13 +107,10 @@ def list_operator_calls(roots: Iterable[Any]) -> list[OperatorCall]:
     while pending:
         event = pending.pop()
         pending += event.children
-        first, second, *_ = [*(getattr(event.extra_fields, "inputs", None) or ()), None, None]
+        first = next(iter(getattr(event.extra_fields, "inputs", None) or ()), None)
         if hasattr(first, "strides"):
-            # Compiled convolutions have kernels in a format of the library.
-            has_kernel = event.name == PLAIN_CONVOLUTION and hasattr(second, "strides")
-            kernel = (tuple(second.sizes), tuple(second.strides)) if has_kernel else ((), ())
             ran = tuple(_list_gpu_kernels(event)) if event.name in CONVOLUTIONS + MATRIX_PRODUCTS else ()
-            calls.append(OperatorCall(event.name, first.dtype, tuple(first.sizes), tuple(first.strides), *kernel, ran))
+            calls.append(OperatorCall(event.name, first.dtype, tuple(first.sizes), tuple(first.strides), ran))
     return calls
 
 
@@ -152,23 +145,14 @@ def identify_settings(
         precisions = precisions - ({"float32"} if not in_float32 else set()) | {"tf32"}
     if precisions and (sees_kernels or "float32" not in precisions):
         settings["precision"] = "+".join(sorted(precisions))
-    layouts = {layout for call in operations if call.name in CONVOLUTIONS and (layout := describe_layout(call))}
+    layouts = {identify_layout(call.sizes, call.strides) for call in operations if call.name in CONVOLUTIONS} - {None}
     if layouts:
-        settings["data_format"] = "+".join(sorted(layouts))
+        settings["data_format"] = "+".join(sorted(filter(None, layouts)))
     return settings
 
 
-def describe_layout(call: OperatorCall) -> str | None:
-    """Return the memory layout of a convolution's images, with that of its kernel if it is another one, as with FSDP
-    and ZeRO: cuDNN then rearranges the kernel in each call."""
-    images, kernel = (
-        identify_layout(*each) for each in ((call.sizes, call.strides), (call.kernel_sizes, call.kernel_strides))
-    )
-    return images if images is None or kernel in (None, images) else f"{images} ({kernel} kernels)"
-
-
 def identify_layout(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
-    """Return the memory layout of images or a kernel; None for other tensors, or where both layouts are the same."""
+    """Return the memory layout of images; None for other tensors, or where both layouts are the same."""
     if len(sizes) != 4:
         return None
     _, channels, height, width = sizes

@@ -121,16 +121,10 @@ def test_the_default_layout_is_that_of_tensor_cores_where_they_are_used(name, ca
 @pytest.mark.gpu
 @pytest.mark.parametrize("expected", ["nhwc", "nchw"])
 def test_networks_are_built_in_the_default_layout(strategy, pictures, expected, monkeypatch):
-    """FSDP and ZeRO need contiguous kernels, while images stay channels last."""
     monkeypatch.setattr(precision, "select_data_format", lambda *facts: expected)
     bare = strategy("bare_torch", **IMAGES)
     bare.step(next(iter(bare.feed(pictures()))))
     assert bare.settings_used()["data_format"] == expected
-    for parameter in bare.model.parameters():
-        parameter.data = parameter.data.contiguous()
-        parameter.grad = None
-    bare.profile(1, None)  # anew
-    assert bare.settings_used()["data_format"] == ("nhwc (nchw kernels)" if expected == "nhwc" else "nchw")
 
 
 @pytest.mark.slow
@@ -164,15 +158,13 @@ def test_a_step_of_ones_own_is_compiled_once():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.usefixtures("inductor")
 def test_a_missing_compiler_is_unsupported(monkeypatch):
-    from torch._inductor import config
-
-    with config.patch({"cpp.cxx": (None, "no_such_compiler")}), pytest.raises(Unsupported, match=r"install g\+\+"):
-        check_compiler(CPU)
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="pip install triton"):
         check_compiler(torch.device("cuda", 0))
+    monkeypatch.setenv("CXX", "no_such_compiler")
+    with pytest.raises(Unsupported, match=r"install g\+\+"):
+        check_compiler(CPU)
 
 
 def test_probes_replay_a_full_batch(strategy, source):

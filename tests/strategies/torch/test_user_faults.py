@@ -122,13 +122,7 @@ def test_code_that_communicates_needs_even_parts(strategy, source):
         run_training(adapter, source(), 2)
 
 
-def test_the_control_without_communication_refuses_code_that_communicates(strategy, source):
-    plain = strategy("independent_torch", **fault("Net"))
-    run_training(plain, source(), 2)
-    plain.close()
-    gathering = strategy("independent_torch", **fault("Gathering"))
+def test_the_control_without_communication_refuses_code_that_communicates(strategy):
+    strategy("independent_torch", **fault("Net")).close()
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Gathering communicates between ranks within a step"):
-        run_training(gathering, source(), 2)
-    gathering.close()
-    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Synchronized has a SyncBatchNorm, which"):
-        strategy("independent_torch", **fault("Synchronized"))
+        strategy("independent_torch", **fault("Gathering"))

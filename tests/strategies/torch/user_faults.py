@@ -173,9 +173,3 @@ class Gathering(Net):
         if dist.is_initialized():
             dist.all_reduce(torch.zeros(1))
         return super().forward(x)
-
-
-class Synchronized(Net):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.SyncBatchNorm(2)

@@ -237,7 +237,7 @@ class _PlainModule(pl.LightningModule):
     def __init__(self, strategy: TrainerStrategy) -> None:
         super().__init__()
         self.model = strategy.compiled
-        self._has_user_optimizer = strategy.user_optimizer() is not None
+        self._has_user_optimizer = strategy.model.user_optimizer is not None
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -270,7 +270,7 @@ class _Fit(pl.Callback):
         self._part: TorchBatch | None = None  # that is trained
         self._is_users = strategy.fits_user_module()
         self.module: Any = strategy.model.module if self._is_users else _PlainModule(strategy)
-        user = strategy.user_optimizer()  # which schedulers belong to
+        user = strategy.model.user_optimizer  # which schedulers belong to
         optimizers = strategy.optimizer if user is None else ([user.optimizer], user.by_step)
         self.module.configure_optimizers, self.module.training_step = lambda: optimizers, self._train_part
         if self._is_users:

@@ -174,7 +174,7 @@ class Fsdp(GroupStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.check_optimizer_divisible()
-        user, ignored = self.user_optimizer(), find_unsharded(self.model)
+        user, ignored = self.model.user_optimizer, find_unsharded(self.model)
         for tensor in ignored:
             tensor.data = tensor.data.to(self.device)
         mesh = self.mesh[tuple(axis for axis in self.axes() if axis != "layer")]

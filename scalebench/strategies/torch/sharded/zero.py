@@ -34,7 +34,7 @@ class Zero1(Ddp):
             parameter.data = parameter.data.contiguous()  # the layout in its bucket, which its gradient needs as well
         net = super().wrap(model)
 
-        user = self.user_optimizer()
+        user = self.model.user_optimizer
 
         def build_local(groups: list[dict[str, Any]], lr: float) -> Optimizer:
             if user is not None:
