@@ -12,8 +12,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -288,7 +287,7 @@ class NetworkModule(nn.Module):
                 )
             return values[name, to_last]
 
-        for node in _merge_padding(self.network.nodes):
+        for node in self.network.nodes:
             if node.op == "input":
                 values[node.name, False] = fx.Proxy(graph.placeholder("inputs"), tracer)
                 continue
@@ -336,22 +335,6 @@ class NetworkModule(nn.Module):
     def _may_overwrite(self, node: fx.Node) -> bool:
         kind = type(self.get_submodule(node.target)) if node.op == "call_module" else node.target
         return kind in OVERWRITABLE and len(node.users) == 1 and node not in self._protected
-
-
-def _merge_padding(nodes: Sequence[Node]) -> list[Node]:
-    """Merge each zero_pad that only one convolution reads into that convolution, which avoids a padded copy."""
-    readers = Counter(name for node in nodes for name in node.inputs)
-    by_name = {node.name: node for node in nodes}
-    merged, removed = [], set()
-    for node in nodes:
-        before = by_name[node.inputs[0]] if node.op == "conv" else None
-        if before is not None and before.op == "zero_pad" and readers[before.name] == 1:
-            both = zip(node.settings["pads"], before.settings["pads"], strict=True)
-            pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in both)
-            node = dataclasses.replace(node, inputs=before.inputs, settings={**node.settings, "pads": pads})
-            removed.add(before.name)
-        merged.append(node)
-    return [node for node in merged if node.name not in removed]
 
 
 # Last part of a neutral name -> torch's name.
