@@ -9,7 +9,7 @@ import signal
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -117,6 +117,11 @@ class TrainerStrategy(TorchStrategy):
         model = self.model
         return model.loss is None and isinstance(model.module, pl.LightningModule) and self.compiled is model
 
+    def plugins(self) -> list[Any]:
+        """Return the plugins that Trainer(precision=...) would choose, with our scaler, whose scale outlives a fit."""
+        name: Any = MIXED_PRECISIONS.get(self.spec.config.train.precision)
+        return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
+
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         """Prepare the fit; called between Lightning's set-up and its first step."""
 
@@ -141,11 +146,6 @@ class TrainerStrategy(TorchStrategy):
             enable_model_summary=False,
         )
 
-    def plugins(self) -> list[Any]:
-        """Return the plugins that Trainer(precision=...) would choose, with our scaler, whose scale outlives a fit."""
-        name = MIXED_PRECISIONS.get(self.spec.config.train.precision)
-        return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
-
 
 class GroupTrainerStrategy(TrainerStrategy):
     """A Trainer whose own strategy connects the processes.
@@ -161,11 +161,6 @@ class GroupTrainerStrategy(TrainerStrategy):
         self._sync_on = True
 
     def setup(self) -> None:
-        if self.options.sigterm == "never" and not hasattr(_TrainingEpochLoop, SIGTERM_HOOK):
-            raise Unsupported(
-                f"strategy.options.sigterm=never: pytorch_lightning {pl.__version__} has no {SIGTERM_HOOK} to switch "
-                "off; leave it at lightning, or take 2.6 or newer"
-            )
         super().setup()
         if self.device.type == "cuda" and max(self._node_devices()) >= torch.cuda.device_count():
             raise Unsupported(
@@ -237,18 +232,6 @@ class _PlainModule(pl.LightningModule):
     def __init__(self, strategy: TrainerStrategy) -> None:
         super().__init__()
         self.model = strategy.compiled
-        self._has_user_optimizer = strategy.model.user_optimizer is not None
-
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
-        """Compute the gradients first where the optimizer is the user's, which may ignore the closure: Lightning has
-        it compute them, and a plain loop gives it none."""
-        if optimizer_closure is not None and self._has_user_optimizer:
-            loss = optimizer_closure()
-            optimizer.step(closure=lambda: loss)
-        else:
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def configure_model(self) -> None:
         """Leave the model as the strategy has built it; some of Lightning's strategies need this method."""
