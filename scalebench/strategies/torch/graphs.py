@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from scalebench.core.errors import describe_exception
 from scalebench.strategies.base import LossPart, Unsupported
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     from scalebench.strategies.torch.base import TorchStrategy
 
 # DistributedDataParallel measures its first ten steps with events, which a graph cannot hold, so that PyTorch's manual
-# asks for eleven steps before a capture. cuDNN, cuBLAS and NCCL, too, prepare themselves in the first ones.
+# asks for eleven steps before a capture. cuDNN, cuBLAS and NCCL, too, prepare themselves in the first ones. They are
+# within those that are never measured (measure.warmup_steps).
 WARMUP_STEPS = 11
 # A thread that prefetches pins memory meanwhile, which makes a capture fail that watches all threads.
 CAPTURE_MODE = "thread_local"
@@ -53,6 +53,7 @@ class StepGraphs:
         self._repeats_batch = strategy.spec.config.dataset.feed == "fixed"
         self._recorded: dict[bool, RecordedStep] = {}  # by whether gradients are synchronized
         self._batch: TorchBatch | None = None  # in the memory that the graphs read
+        self._warmup_steps = 0  # so far
         self._is_paused = False
         self._stream = None
         if strategy.device.type == "cuda":
@@ -75,12 +76,15 @@ class StepGraphs:
                 group["capturable"] = True
 
     def step(self, batch: TorchBatch) -> LossPart | None:
-        """Train one step: by a replay if the batch has the shape of the first one, which is recorded."""
+        """Train one step: after the first ones by a replay, if the batch has the shape of the first one."""
         if self._is_paused or (self._batch is not None and not _fits(batch, self._batch)):
             return self._strategy.train_batch(batch)
         if self._batch is None:
             self._batch = batch if self._repeats_batch else batch.map(torch.clone)
         is_synchronized = getattr(self._strategy.net, "require_backward_grad_sync", True)
+        if self._warmup_steps < WARMUP_STEPS:
+            self._warmup_steps += 1
+            return self._strategy.train_batch(batch)
         if batch is not self._batch:
             for target, source in zip(self._batch.tensors(), batch.tensors(), strict=True):
                 target.copy_(source)
@@ -110,10 +114,7 @@ class StepGraphs:
         self._recorded.clear()
 
     def _record(self, batch: TorchBatch) -> RecordedStep:
-        """Capture a step. The steps before it leave no trace in weights and optimizer, so that losses stay the same."""
-        with self._kept_state():
-            for _ in range(WARMUP_STEPS):
-                self._strategy.train_batch(batch)
+        """Capture a step."""
         try:
             return self.capture(lambda: self._strategy.train_batch(batch))
         except torch.cuda.OutOfMemoryError:
@@ -133,27 +134,6 @@ class StepGraphs:
             part = train()
         assert part is not None  # of every strategy that graphs are for
         return RecordedStep(graph, part)
-
-    @contextmanager
-    def _kept_state(self) -> Iterator[None]:
-        """Undo on leaving what steps have changed: weights, statistics, the optimizer's state and random numbers.
-
-        Copies are on the host, so that they do not count as memory of a step. State that is new becomes zero, from
-        which all optimizers of train.optimizer start.
-        """
-        device = self._strategy.device
-        copies = [(each, each.detach().to("cpu", copy=True)) for each in self._list_state()]
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-        before = {id(tensor): copy for tensor, copy in copies}
-        with torch.no_grad():
-            for tensor in self._list_state():
-                tensor.copy_(before[id(tensor)]) if id(tensor) in before else tensor.zero_()
-
-    def _list_state(self) -> list[Tensor]:
-        model, state = self._strategy.model, self._strategy.optimizer.state
-        values = (value for of_parameter in state.values() for value in of_parameter.values())
-        return [*model.parameters(), *model.buffers(), *(value for value in values if isinstance(value, Tensor))]
 
 
 def _fits(batch: TorchBatch, other: TorchBatch) -> bool:

@@ -1,6 +1,6 @@
 """The step as one CUDA graph: losses, batches of another shape, learning rates, the profile. A GPU shows what a capture
 holds; without one a stand-in for torch.cuda.CUDAGraph runs the step's Python again, on the memory of the first batch,
-which shows all that is scalebench's own: what is copied, what is recorded, what is undone and what is not replayed."""
+which shows all that is scalebench's own: what is copied, what is recorded and what is not replayed."""
 
 from itertools import islice
 
@@ -9,7 +9,7 @@ import torch
 
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured, Unsupported
-from scalebench.strategies.torch import profiling
+from scalebench.strategies.torch import graphs, profiling
 from scalebench.strategies.torch.graphs import RecordedStep, StepGraphs
 
 STEPS = 7  # of which the third and the sixth are the short ones at the end of an epoch
@@ -44,6 +44,7 @@ def stand_in(monkeypatch):
         return RecordedStep(Rerun(train, part), part)
 
     monkeypatch.setattr(StepGraphs, "capture", capture)
+    monkeypatch.setattr(graphs, "WARMUP_STEPS", 0)
     monkeypatch.setattr(refusals, "graphs_rule", lambda spec: ())
     return Rerun.made
 
@@ -61,8 +62,9 @@ def train(adapter, batches, rates=()):
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum", "rmsprop"])
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo"])
 def test_losses_are_those_of_steps_without_a_graph(strategy, source, stand_in, name, optimizer, monkeypatch):
-    """From the first on, although eleven steps run before the capture; also of batches that no graph is for, and where
-    the learning rate changes."""
+    """From the first on, which are not replayed; also of batches that no graph is for, and where the learning rate
+    changes."""
+    monkeypatch.setattr(graphs, "WARMUP_STEPS", 2)
     if optimizer == "rmsprop":  # PyTorch's can be captured on GPUs only
         monkeypatch.setattr(StepGraphs, "prepare_optimizer", lambda self: None)
     adapter, plain = (
@@ -72,7 +74,7 @@ def test_losses_are_those_of_steps_without_a_graph(strategy, source, stand_in, n
     assert {batch.samples for batch in batches} == {20, 1}
     assert train(adapter, batches, RATES) == pytest.approx(train(plain, batches, RATES), rel=1e-5)
     (graph,) = stand_in
-    assert graph.replays == sum(batch.samples == 20 for batch in batches)
+    assert graph.replays == sum(batch.samples == 20 for batch in batches) - 2
     adapter.close()
     assert graph.is_reset
 
@@ -184,7 +186,7 @@ def test_a_gpu_replays_steps(strategy, source, name, optimizer):
     profile; a graph without synchronization; and the group can be left."""
     changes = {"device": "cuda", "hardware__devices": "cuda", "train__optimizer": optimizer}
     adapter, plain = strategy(name, **GRAPHS, **changes), strategy("bare_torch", **changes)
-    batches = list(islice(adapter.feed(source()), STEPS))
+    batches = list(islice(adapter.feed(source()), 3 * STEPS))
     assert train(adapter, batches, RATES) == pytest.approx(train(plain, batches, RATES), rel=1e-4)
     adapter.set_gradient_sync(False)
     adapter.step(batches[0])
