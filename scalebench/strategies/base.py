@@ -67,18 +67,21 @@ class Loop(Protocol):
 
 
 class BatchReplay:
-    """A Loop that yields one batch for a number of steps and collects their losses in `parts`."""
+    """A Loop that yields one batch for a number of steps and collects their losses in `parts`. It calls `after_step`
+    with the number of steps so far, also before the first one."""
 
-    def __init__(self, batch: Any, steps: int) -> None:
+    def __init__(self, batch: Any, steps: int, after_step: Callable[[int], None] = lambda number: None) -> None:
         self.parts: list[LossPart | None] = []
-        self._batch, self._steps = batch, steps
+        self._batch, self._steps, self._after_step = batch, steps, after_step
 
     def __iter__(self) -> Iterator[Any]:
+        self._after_step(0)
         while len(self.parts) < self._steps:
             yield self._batch
 
     def done(self, part: LossPart | None) -> bool:
         self.parts.append(part)
+        self._after_step(len(self.parts))
         return len(self.parts) >= self._steps
 
 

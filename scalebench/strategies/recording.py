@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalebench.core.probe_record import Profile, ProfiledOperation
-from scalebench.strategies.base import BatchReplay, Loop, LossPart
+from scalebench.strategies.base import BatchReplay, Loop
 
 MAX_OPERATIONS = 20  # in the record of a profile
 # Half of all events, of no duration.
@@ -48,22 +48,6 @@ class OperationKind(NamedTuple):
 Classify = Callable[[Event, str], OperationKind | None]  # of (event, device of its line); None: no operation
 
 
-class MeasuredReplay(BatchReplay):
-    """A warm-up step, in which ranks synchronize and trainers set up their loop, followed by the measured steps."""
-
-    def __init__(self, batch: Any, steps: int, synchronize: Callable[[], None]) -> None:
-        super().__init__(batch, 1 + steps)
-        self._synchronize = synchronize
-        self.start_s = self.end_s = 0.0  # since the epoch
-
-    def done(self, part: LossPart | None) -> bool:
-        is_over = super().done(part)
-        if is_over or len(self.parts) == 1:
-            self._synchronize()
-            self.start_s, self.end_s = self.start_s or time.time(), time.time()
-        return is_over
-
-
 def profile_steps(
     train: Callable[[Loop], None],
     batch: Any,
@@ -71,20 +55,28 @@ def profile_steps(
     record_lines: Callable[[], AbstractContextManager[list[Line]]],
     synchronize: Callable[[], None],
 ) -> tuple[list[Line], float]:
-    """Train that many steps on `batch`; return (recorded lines, wall seconds per step). Spoils the weights.
+    """Train that many steps on `batch`, after one in which ranks synchronize and trainers set up their loop; return
+    (recorded lines, wall seconds per step). Spoils the weights.
 
     The list that `record_lines` yields contains all lines after its block, in which `synchronize` waits for devices.
     """
     if batch is None:
         raise RuntimeError("profile replays the last batch of the training, and there was no training")
-    loop = MeasuredReplay(batch, steps, synchronize)
+    times_s: list[float] = []  # since the epoch
+
+    def after_step(number: int) -> None:
+        if number in (1, 1 + steps):
+            synchronize()
+            times_s.append(time.time())
+
     with record_lines() as lines:
-        train(loop)
+        train(BatchReplay(batch, 1 + steps, after_step))
+    start_s, end_s = times_s
     measured = [
-        line._replace(events=[event for event in line.events if loop.start_s <= event.start_ps / 1e12 <= loop.end_s])
+        line._replace(events=[event for event in line.events if start_s <= event.start_ps / 1e12 <= end_s])
         for line in lines
     ]
-    return measured, (loop.end_s - loop.start_s) / steps
+    return measured, (end_s - start_s) / steps
 
 
 def summarize_lines(

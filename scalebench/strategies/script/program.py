@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from scalebench.core.errors import InputError
@@ -326,10 +326,9 @@ class Script(Strategy):
         from scalebench.strategies.torch import profiling
 
         if self._profiled is None:
-            stand_in: Any = SimpleNamespace(tensors=lambda: [SimpleNamespace(is_cuda=self.spec.device == "cuda")])
-            steps = steps or profiling.OBSERVED_STEPS
+            steps, cuda = steps or profiling.OBSERVED_STEPS, self.spec.device == "cuda"
             with self.hooks.deferring():
-                self._profiled = profiling.profile_steps(self.train, self.synchronize, stand_in, steps, trace)
+                self._profiled = profiling.profile_steps(self.train, self.synchronize, 0, steps, cuda, trace)
         return self._profiled
 
     def backend_used(self) -> str | None:

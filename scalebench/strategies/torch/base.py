@@ -292,8 +292,9 @@ class TorchStrategy(Strategy):
             if self.last_batch is None:
                 raise RuntimeError("the profile is of the last batch of the training, and there was no training")
             with nullcontext() if self.graphs is None else self.graphs.paused() as begin_replays:
+                cuda = self.device.type == "cuda"
                 self._profiled = profiling.profile_steps(
-                    self.train, self.synchronize, self.last_batch, steps, trace, begin_replays
+                    self.train, self.synchronize, self.last_batch, steps, cuda, trace, begin_replays
                 )
         return self._profiled
 

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from scalebench.core.json_files import read_json
 from scalebench.core.probe_record import GpuTime, Profile, ProfiledOperation
 from scalebench.core.stats.gpu_time import COMMUNICATION, COMPUTE, COPY, GpuActivity, mean_gpu_time, sum_up_gpu_time
-from scalebench.strategies.base import BatchReplay, Loop, LossPart
+from scalebench.strategies.base import BatchReplay, Loop
 from scalebench.strategies.recording import OperationKind, average_operations, build_profile
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message
@@ -171,116 +171,70 @@ class ProfiledSteps:
     sees_kernels: bool  # False: the steps ran on a GPU, and the profiler saw none of its kernels
 
 
-class StepProfiler(BatchReplay):
-    """A replay of WARMUP_STEPS and of a number of profiled steps after them.
-
-    Where a graph replays steps, the profiler sees OBSERVED_STEPS more before these that the host starts kernel by
-    kernel, for what a replay does not show.
-    """
-
-    def __init__(
-        self,
-        batch: TorchBatch,
-        steps: int,
-        synchronize: Callable[[], None],
-        begin_replays: Callable[[], None] | None = None,
-    ) -> None:
-        """`synchronize` waits for the device; `begin_replays` has a graph replay the steps after it."""
-        self._observed_steps = 0 if begin_replays is None else OBSERVED_STEPS
-        super().__init__(batch, WARMUP_STEPS + self._observed_steps + steps)
-        self.step_s, self.cuda = 0.0, is_on_gpu(batch)
-        self._profiled_steps, self._synchronize, self._started_s = steps, synchronize, 0.0
-        self._begin_replays = begin_replays
-        self.profiler = profile(
-            activities=choose_activities(self.cuda),
-            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=self._observed_steps + steps, repeat=1),
-            record_shapes=True,
-            acc_events=True,  # otherwise PyTorch warns that it keeps the events of one cycle only; there is just one
-        )
-
-    def __iter__(self) -> Iterator[Any]:
-        self.profiler.start()
-        yield from super().__iter__()
-
-    def done(self, part: LossPart | None) -> bool:
-        is_over, is_warm = super().done(part), len(self.parts) == WARMUP_STEPS + self._observed_steps
-        if is_over or is_warm or len(self.parts) == WARMUP_STEPS:
-            self._synchronize()  # so that no step's device work is on both sides of the border
-        if is_over:
-            self.step_s = (time.perf_counter() - self._started_s) / self._profiled_steps
-        self.profiler.step()
-        if is_over:
-            self.profiler.stop()
-        if is_warm:
-            if self._begin_replays is not None:
-                self._begin_replays()
-            self._started_s = time.perf_counter()
-        return is_over
-
-    def read(self) -> ProfiledSteps:
-        """Return what the profiler saw, once the replay is over."""
-        events = list(self.profiler.events())
-        names = Counter(event.name for event in events)
-        calls = list_operator_calls(self.profiler.profiler.kineto_results.experimental_event_tree())
-        sees_kernels = not self.cuda or any(
-            event.device_type == DeviceType.CUDA and not event.is_user_annotation for event in events
-        )
-        if self._observed_steps:  # the host has waited for the device before the first replay
-            steps = (each for each in events if each.name.startswith(STEP_EVENT) and each.device_type == DeviceType.CPU)
-            begin = sorted(each.time_range.start for each in steps)[self._observed_steps]
-            events = [event for event in events if event.time_range.start >= begin]
-        operations = summarize_operations(events, self._profiled_steps, self.cuda)
-        profile = build_profile(operations, self._profiled_steps, self.step_s)
-        profile.gpu = sum_up_gpus(events, self._profiled_steps) if self.cuda else None
-        return ProfiledSteps(profile, names, calls, sees_kernels)
-
-
-def is_on_gpu(batch: TorchBatch) -> bool:
-    return batch.tensors()[0].is_cuda
-
-
 def profile_steps(
     train: Callable[[Loop], None],
     synchronize: Callable[[], None],
-    batch: TorchBatch,
+    batch: Any,
     steps: int,
+    cuda: bool,
     trace: Path | None = None,
     begin_replays: Callable[[], None] | None = None,
 ) -> ProfiledSteps:
-    """Train on a batch for WARMUP_STEPS + `steps` steps and profile the last ones, or some more as StepProfiler says.
-    Spoils the weights.
+    """Train on a batch for WARMUP_STEPS + `steps` steps and profile the last ones. Spoils the weights.
+
+    Where a graph replays steps, which it does once `begin_replays` was called, the profiler sees OBSERVED_STEPS more
+    before these that the host starts kernel by kernel, for what a replay does not show.
 
     A second session in the same process can come out without any kernel: what CUPTI tears down after the first falls
     into it (pytorch/kineto pull request 1554).
     """
-    replay = StepProfiler(batch, steps, synchronize, begin_replays)
-    train(replay)
+    observed_steps = 0 if begin_replays is None else OBSERVED_STEPS
+    warm, last = WARMUP_STEPS + observed_steps, WARMUP_STEPS + observed_steps + steps
+    times_s: list[float] = []
+    profiler = profile(
+        activities=choose_activities(cuda),
+        schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=observed_steps + steps, repeat=1),
+        record_shapes=True,
+        acc_events=True,  # otherwise PyTorch warns that it keeps the events of one cycle only; there is just one
+    )
+
+    def after_step(number: int) -> None:
+        if number == 0:
+            profiler.start()
+            return
+        if number in (WARMUP_STEPS, warm, last):
+            synchronize()  # so that no step's device work is on both sides of the border
+        if number == last:
+            times_s.append(time.perf_counter())
+        profiler.step()
+        if number == last:
+            profiler.stop()
+        if number == warm:
+            if begin_replays is not None:
+                begin_replays()
+            times_s.append(time.perf_counter())
+
+    train(BatchReplay(batch, last, after_step))
     if trace is not None:
-        write_trace(replay.profiler, trace)
-    return replay.read()
-
-
-class MessageReplay(BatchReplay):
-    """A replay of WARMUP_STEPS and of one more, whose operators PyTorch's observer writes down, with their arguments.
-
-    This is not a session of the profiler, and leaves no hooks behind that later steps on a GPU would feel.
-    """
-
-    def __init__(self, batch: TorchBatch, observer: ExecutionTraceObserver) -> None:
-        super().__init__(batch, WARMUP_STEPS + 1)
-        self._observer = observer
-
-    def done(self, part: LossPart | None) -> bool:
-        is_over = super().done(part)
-        if is_over:
-            self._observer.stop()
-        elif len(self.parts) == WARMUP_STEPS:
-            self._observer.start()
-        return is_over
+        write_trace(profiler, trace)
+    events = list(profiler.events())
+    names = Counter(event.name for event in events)
+    calls = list_operator_calls(profiler.profiler.kineto_results.experimental_event_tree())
+    sees_kernels = not cuda or any(
+        event.device_type == DeviceType.CUDA and not event.is_user_annotation for event in events
+    )
+    if observed_steps:  # the host has waited for the device before the first replay
+        on_host = (each for each in events if each.name.startswith(STEP_EVENT) and each.device_type == DeviceType.CPU)
+        begin = sorted(each.time_range.start for each in on_host)[observed_steps]
+        events = [event for event in events if event.time_range.start >= begin]
+    summary = build_profile(summarize_operations(events, steps, cuda), steps, (times_s[1] - times_s[0]) / steps)
+    summary.gpu = sum_up_gpus(events, steps) if cuda else None
+    return ProfiledSteps(summary, names, calls, sees_kernels)
 
 
 def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[Message]:
-    """Train a few more steps on a batch, and return what the last one sent, in order. Spoils the weights.
+    """Train a few more steps on a batch, and return what the last one sent, in order, by PyTorch's observer: it is no
+    session of the profiler, and leaves no hooks behind that later steps on a GPU would feel. Spoils the weights.
 
     Flags, bit maps and single numbers, such as the norm of all gradients, are not messages.
     """
@@ -288,7 +242,8 @@ def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[M
         path = Path(folder, "operators.json")
         observer = ExecutionTraceObserver().register_callback(str(path))
         try:
-            train(MessageReplay(batch, observer))
+            actions = {WARMUP_STEPS: observer.start, WARMUP_STEPS + 1: observer.stop}
+            train(BatchReplay(batch, WARMUP_STEPS + 1, lambda number: actions.get(number, lambda: None)()))
         finally:
             # A step ends before Gloo's threads have told the observer that their operations did. What they would tell
             # it is then in memory that is free, and the process would crash.

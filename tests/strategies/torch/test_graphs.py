@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scalebench.strategies import refusals
-from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch import graphs, profiling
 from scalebench.strategies.torch.graphs import RecordedStep, StepGraphs
 
@@ -40,7 +40,7 @@ def stand_in(monkeypatch):
     Rerun.made = []
 
     def capture(self, train):
-        part = profiling.LossPart(torch.tensor(float("nan")), self._batch.samples)
+        part = LossPart(torch.tensor(float("nan")), self._batch.samples)
         return RecordedStep(Rerun(train, part), part)
 
     monkeypatch.setattr(StepGraphs, "capture", capture)
