@@ -9,7 +9,7 @@ import torch
 
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
-from scalebench.strategies.torch import graphs, profiling
+from scalebench.strategies.torch import graphs
 from scalebench.strategies.torch.graphs import RecordedStep, StepGraphs
 
 STEPS = 7  # of which the third and the sixth are the short ones at the end of an epoch
