@@ -20,7 +20,7 @@ from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_traces
 
 # Raised for an incomplete or damaged file.
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
-REWRITTEN_EVENTS = ("process_name", "process_sort_index")  # written again for the merged trace
+REWRITTEN_EVENTS = ("process_name", "process_sort_index")  # the former is written again, and ranks come in order
 
 TraceEvent = dict[str, Any]
 
@@ -44,8 +44,7 @@ def merge_traces(folder: Path, offsets_s: Mapping[int, float] | None = None) -> 
     if not begins:
         return []
     begin_ns = min((first_ns for _, first_ns in begins.values() if first_ns is not None), default=0)
-    counts = count(1)  # for Perfetto process 0 is the idle one
-    numbers: defaultdict[Any, int] = defaultdict(lambda: next(counts))
+    numbers: defaultdict[Any, int] = defaultdict(count(1).__next__)  # for Perfetto process 0 is the idle one
     temporary = folder / f".{MERGED_TRACE_FILE}.{os.getpid()}"
     try:
         with gzip.open(temporary, "wt", encoding="utf-8") as file:
@@ -92,32 +91,20 @@ def _to_ns(ts_us: float) -> int:
 def _renumber(rank: int, events: list[TraceEvent], numbers: defaultdict[Any, int]) -> Iterator[TraceEvent]:
     """Yield the events of one rank, the names of its processes first, with `numbers` for processes and ids, so that
     those of different ranks differ and related ones stay equal. A process that has nothing but a name is left out."""
-    names: dict[Any, Any] = {}
-    for kind in ("process_name", "process_labels"):  # the latter is of a GPU
-        named = [event for event in events if event.get("name") == kind and isinstance(event.get("args"), dict)]
-        names |= {_key(event.get("pid")): name for event in named if (name := next(iter(event["args"].values()), None))}
-    pids = {
-        key: numbers["process", rank, key]
-        for key in dict.fromkeys(_key(event.get("pid")) for event in events if event.get("ph") != "M")
-    }
-    for key, pid in pids.items():
-        name = names.get(key) or key[1]
+    facts = [event for event in events if event.get("name") == "process_name"]
+    names = {json.dumps(event.get("pid")): (event.get("args") or {}).get("name") for event in facts}
+    pids = dict.fromkeys(json.dumps(event.get("pid")) for event in events if event.get("ph") != "M")
+    for pid in pids:
+        name = names.get(pid, pid.strip('"'))
         title = f"rank {rank}: {name}" if name and len(pids) > 1 else f"rank {rank}"
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": title}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+        yield {"ph": "M", "name": "process_name", "pid": numbers["pid", rank, pid], "args": {"name": title}}
     for event in events:
-        key, is_fact = _key(event.get("pid")), event.get("ph") == "M"
-        if key not in pids or (is_fact and event.get("name") in REWRITTEN_EVENTS):
+        pid, is_fact = json.dumps(event.get("pid")), event.get("ph") == "M"
+        if pid not in pids or (is_fact and event.get("name") in REWRITTEN_EVENTS):
             continue
-        moved = {**event, "pid": pids[key]}
-        moved |= {name: numbers["id", rank, _key(event[name])] for name in ("id", "bind_id") if name in event}
-        if isinstance(event.get("id2"), dict):  # Perfetto reads text as hexadecimal
-            moved["id2"] = {name: hex(numbers["id", rank, _key(value)]) for name, value in event["id2"].items()}
+        moved = {**event, "pid": numbers["pid", rank, pid]}
+        # As numbers: Perfetto reads text as hexadecimal.
+        moved |= {key: numbers["id", rank, json.dumps(event[key])] for key in ("id", "bind_id") if key in event}
         if not _is_timed(event):
             moved.pop("ts", None)
         yield moved
-
-
-def _key(value: Any) -> tuple[str, str]:
-    """Return a dictionary key for an id: 7 and "7" are different ids, and an id may be a list."""
-    return type(value).__name__, str(value)

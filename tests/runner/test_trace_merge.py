@@ -84,9 +84,8 @@ def test_processes_are_separate_and_named(tmp_path):
     merge_traces(tmp_path)
     pids = {name: event["pid"] for name, event in events_by_name(tmp_path).items()}
     assert pids == {"span": 1, "nameless": 2, "kernel": 3, "step": 4, "other": 5}
-    named = {1: "rank 0: 7", 2: "rank 0", 3: "rank 0: GPU 0", 4: "rank 0: python", 5: "rank 1"}
-    assert names(tmp_path) == named
-    assert names(tmp_path, "process_sort_index") == {pid: pid for pid in named}
+    assert names(tmp_path) == {1: "rank 0: 7", 2: "rank 0", 3: "rank 0: python", 4: "rank 0: python", 5: "rank 1"}
+    assert (names(tmp_path, "process_labels"), names(tmp_path, "process_sort_index")) == ({3: "GPU 0"}, {})
     assert names(tmp_path, "thread_name") == {5: "autograd"}
     assert not any("ts" in event for event in read_merged(tmp_path) if event["ph"] == "M")
 
@@ -94,14 +93,13 @@ def test_processes_are_separate_and_named(tmp_path):
 def test_arrows_stay_within_their_rank(tmp_path):
     for rank in (0, 1):
         begin, end = ({"ph": ph, "id": 12, "ts": NOON_US, "pid": 7, "tid": 1} for ph in "sf")
-        bound = slice_(f"bound{rank}", NOON_US, bind_id="0x1f", id2={"global": 12})
+        bound = slice_(f"bound{rank}", NOON_US, bind_id="0x1f")
         write_trace(tmp_path, rank, [{**begin, "name": f"s{rank}"}, {**end, "name": f"f{rank}"}, bound])
     merge_traces(tmp_path)
     of = events_by_name(tmp_path)
     assert of["s0"]["id"] == of["f0"]["id"] != of["s1"]["id"] == of["f1"]["id"]
     assert isinstance(of["s0"]["id"], int)
     assert of["bound0"]["bind_id"] != of["bound1"]["bind_id"]
-    assert {int(of[f"bound{rank}"]["id2"]["global"], 16) for rank in (0, 1)} == {of["s0"]["id"], of["s1"]["id"]}
 
 
 @pytest.mark.parametrize("content", [
