@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -48,8 +49,6 @@ class Partition:
     nodes: list[PartitionNode]
     max_nodes: int | None  # of one job; None: no limit
     limit_minutes: float | None  # None: no limit
-    accounts: list[str] | None  # None: it takes all, or scontrol does not say
-    qos: list[str] | None
 
 
 def read_partition(slurm: Slurm, name: str | None) -> Partition:
@@ -59,30 +58,17 @@ def read_partition(slurm: Slurm, name: str | None) -> Partition:
     selected = select_nodes(nodes, name)
     if not selected:
         raise InputError(describe_no_partition(name, nodes))
-    text = describe_partition(slurm, selected[0].partition)
-    max_nodes = re.search(r"\bMaxNodes=(\d+)", text)
+    max_nodes = None
+    with contextlib.suppress(SlurmError):
+        max_nodes = re.search(r"\bMaxNodes=(\d+)", slurm.run("scontrol", "show", "partition", selected[0].partition))
     limits = [node.limit_minutes for node in selected if node.limit_minutes is not None]
-    return Partition(
-        selected[0].partition,
-        selected,
-        int(max_nodes[1]) if max_nodes else None,
-        min(limits, default=None),
-        parse_allowed_names(text, "AllowAccounts"),
-        parse_allowed_names(text, "AllowQos"),
-    )
+    limit_minutes = min(limits, default=None)
+    return Partition(selected[0].partition, selected, int(max_nodes[1]) if max_nodes else None, limit_minutes)
 
 
 def read_nodes(slurm: Slurm) -> list[PartitionNode]:
     """Return the nodes of all partitions. Raise SlurmError where SLURM does not answer."""
     return parse_sinfo(slurm.run("sinfo", "--noheader", "--Node", f"--format={SINFO_FORMAT}"))
-
-
-def describe_partition(slurm: Slurm, name: str) -> str:
-    """Return scontrol's text on a partition; empty where it does not answer."""
-    try:
-        return slurm.run("scontrol", "show", "partition", name)
-    except SlurmError:
-        return ""
 
 
 def describe_no_partition(name: str | None, nodes: Sequence[PartitionNode]) -> str:
@@ -91,12 +77,6 @@ def describe_no_partition(name: str | None, nodes: Sequence[PartitionNode]) -> s
     if name is None:
         return f"no default partition; known: {', '.join(partitions) or 'none'}"
     return unknown_name_message("partition", name, partitions)
-
-
-def parse_allowed_names(text: str, key: str) -> list[str] | None:
-    """Return the names after `key=` in scontrol's text on a partition; None where it accepts all."""
-    match = re.search(rf"(?:^|\s){key}=(\S+)", text)
-    return None if match is None or match[1] == "ALL" else match[1].split(",")
 
 
 def parse_sinfo(text: str) -> list[PartitionNode]:

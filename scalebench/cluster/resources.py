@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,24 +21,24 @@ TIME_FACTOR, MIN_LIMIT_S = 1.5, 1800.0  # of the time limit of a job, over the e
 START_ALLOWANCE_S = 120.0  # time of a job besides its run: starting Python on all nodes, and writing the result
 OPTION_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
 NAME_KEYS = "partition account qos reservation constraint".split()
-GEOMETRY = "gpus and the keys of hardware"
-# Options of sbatch that scalebench sets, and the keys that they come from.
-RESERVED_OPTIONS = {name: f"hardware.slurm.{name}" for name in (*NAME_KEYS, "exclusive", "gres")} | {
-    "mem": "hardware.slurm.memory", "time": "hardware.slurm.time_minutes", "nodes": GEOMETRY, "ntasks": GEOMETRY,
-    "ntasks-per-node": GEOMETRY, "cpus-per-task": "hardware.cpus_per_device", "output": "the folder of the run",
-    "error": "the folder of the run", "job-name": "the run", "no-requeue": "scalebench", "requeue": "scalebench",
-    "array": "scalebench", "wrap": "scalebench", "wait": "scalebench", "parsable": "scalebench",
-    "overcommit": GEOMETRY,
-}  # fmt: skip
-# Likewise for the srun that starts the ranks. An option that both have is inherited from the job.
-RESERVED_STEP_OPTIONS = {
-    **dict.fromkeys("nodes ntasks ntasks-per-node distribution overcommit nodelist".split(), GEOMETRY),
-    # An agent needs the GPUs of all ranks on its node.
-    **dict.fromkeys("gpu-bind gpus-per-task ntasks-per-gpu tres-bind tres-per-task".split(), "hardware.device_ids"),
-    "cpus-per-task": "hardware.cpus_per_device", "cpu-bind": "hardware.bind", "mpi": "hardware.slurm.mpi",
-    "kill-on-bad-exit": "scalebench", "output": "the folder of the run", "error": "the folder of the run",
-    "container-image": "hardware.slurm.container", "container-mounts": "hardware.slurm.container_mounts",
-}  # fmt: skip
+TEXTS = {  # the values of keys: a pattern, and what they should be
+    **dict.fromkeys(NAME_KEYS, (r"[^\s-]\S*", "one word")),
+    **dict.fromkeys(("container_python", "python", "bin"), (".+", "a path in one line")),
+    "container": ("[^-].*", "an image, in one line"),
+    "memory": (r"(?i)\d+([KMGT]B?)?", "a number and K, M, G or T, such as 64G"),
+    "gres": (r"(?:[^\s{}]|\{gpus\})*", "one word such as gpu:{gpus}"),
+}
+# Options of sbatch that scalebench sets, and of the srun that starts the ranks. An option that both have is inherited
+# from the job. An agent needs the GPUs of all ranks on its node.
+RESERVED_OPTIONS = frozenset(
+    [*NAME_KEYS, *"array cpus-per-task error exclusive gres job-name mem no-requeue nodes ntasks".split(),
+     *"ntasks-per-node output overcommit parsable requeue time wait wrap".split()]
+)  # fmt: skip
+RESERVED_STEP_OPTIONS = frozenset(
+    "container-image container-mounts cpu-bind cpus-per-task distribution error gpu-bind gpus-per-task "
+    "kill-on-bad-exit mpi nodelist nodes ntasks ntasks-per-gpu ntasks-per-node output overcommit tres-bind "
+    "tres-per-task".split()
+)
 # With these a user says how many threads of a core tasks get; srun and sbatch refuse some of them beside each other.
 THREAD_OPTIONS = {"hint", "threads-per-core", "ntasks-per-core", "extra-node-info"}
 WHOLE_CORES_HINT = "nomultithread"  # it implies --threads-per-core=1
@@ -50,14 +50,10 @@ def check_slurm_options(slurm: SlurmSpec) -> None:
     parse_options(slurm.lines)
     parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
     parse_mounts(slurm.container_mounts)
-    for key in NAME_KEYS:
+    for key, (pattern, should) in TEXTS.items():
         value = getattr(slurm, key)
-        if value is not None and not (re.fullmatch(r"[^\s-]\S*", value) and value.isprintable()):
-            raise InputError(f"hardware.slurm.{key}='{value}' should be one word")
-    if slurm.memory is not None and not re.fullmatch(r"\d+([KMGT]B?)?", slurm.memory, re.IGNORECASE):
-        raise InputError(f"hardware.slurm.memory={slurm.memory} should be a number and K, M, G or T, such as 64G")
-    if not re.fullmatch(r"(?:[^\s{}]|\{gpus\})*", slurm.gres):
-        raise InputError(f"hardware.slurm.gres={slurm.gres} should be one word such as gpu:{{gpus}}")
+        if value is not None and not (re.fullmatch(pattern, value) and value.isprintable()):
+            raise InputError(f"hardware.slurm.{key}='{value}' should be {should}")
     for option in slurm.container_options:
         if not option.startswith("-") or not option.isprintable():
             raise InputError(f"hardware.slurm.container_options: '{clean_line(option)}' should be an option, --name")
@@ -66,15 +62,10 @@ def check_slurm_options(slurm: SlurmSpec) -> None:
                 f"hardware.slurm.container_options: {option} takes the variables of SLURM and of the agents from the "
                 "container; unset others in hardware.slurm.setup"
             )
-    for key in ("container", "container_python", "python", "bin"):
-        if (value := getattr(slurm, key)) is not None and (not value or not value.isprintable()):
-            raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")
-    if slurm.container is not None and slurm.container_runtime != "pyxis" and slurm.container.startswith("-"):
-        raise InputError(f"hardware.slurm.container={slurm.container} should be an image")
 
 
 def parse_options(
-    lines: Sequence[str], key: str = "hardware.slurm.lines", reserved: dict[str, str] = RESERVED_OPTIONS
+    lines: Sequence[str], key: str = "hardware.slurm.lines", reserved: Container[str] = RESERVED_OPTIONS
 ) -> dict[str, str | bool]:
     """Return options by name, True for those without a value. InputError for other text and for reserved options."""
     options: dict[str, str | bool] = {}
@@ -84,7 +75,7 @@ def parse_options(
             raise InputError(f"{key}: '{clean_line(line)}' should be --name=value or --name, in one line")
         name, value = match.groups()
         if name in reserved:
-            raise InputError(f"{key}: --{name} comes from {reserved[name]}; leave it out here")
+            raise InputError(f"{key}: --{name} comes from the run and the keys of hardware; leave it out here")
         options[name] = True if value is None else value
     return options
 

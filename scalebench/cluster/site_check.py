@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.cluster import partition
-from scalebench.cluster.commands import Slurm, SlurmError, in_allocation
+from scalebench.cluster.commands import Slurm, SlurmError, SlurmUnreachable, SubmitLimit, in_allocation
 from scalebench.cluster.partition import PartitionNode
-from scalebench.cluster.resources import START_ALLOWANCE_S, WHOLE_CORES_HINT, job_options
+from scalebench.cluster.resources import NAME_KEYS, START_ALLOWANCE_S, WHOLE_CORES_HINT, job_options
+from scalebench.cluster.submit import format_options, submission_environment
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import Machine
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
@@ -72,8 +73,7 @@ def check_slurm(slurm: Slurm, config: Config) -> tuple[list[CheckResult], list[P
     used = partition.select_nodes(nodes, wants.partition)
     lines = [check_value("scheduler", "slurm", f"{version}, {slurm.path('sbatch')}", True)]
     lines += check_partition(config, nodes)
-    lines += _check_admission(slurm, wants, used[0].partition) if used else []
-    return [*lines, *_check_programs(slurm, wants)], used
+    return [*lines, _check_job(slurm, config.hardware), *_check_programs(slurm, wants)], used
 
 
 def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> Iterator[CheckResult]:
@@ -117,29 +117,25 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> Iterator[
         wanted = None if gpus is None else slurm.gres.replace("{gpus}", str(gpus))
         same = min(partition.count_gpus(node.gres, kind) for node in used) == gpus
         yield check_value("slurm.gres", wanted, join_counted(node.gres for node in used), same)
-    if slurm.constraint is not None:
-        features = sorted({feature for node in used for feature in node.features})
-        is_one = re.fullmatch(r"[\w.-]+", slurm.constraint)  # only sbatch can judge several that are joined by & or |
-        actual = f"features {', '.join(features) or 'none'}"
-        yield check_value(
-            "slurm.constraint", slurm.constraint, actual, slurm.constraint in features if is_one else None
-        )
 
 
-def _check_admission(slurm: Slurm, wants: SlurmSpec, name: str) -> Iterator[CheckResult]:
-    """Check account, QOS and reservation. Whether the user belongs to an account, only sbatch can decide."""
-    text = partition.describe_partition(slurm, name) if wants.account or wants.qos else ""
-    for key, wanted, allowed in (("account", wants.account, "AllowAccounts"), ("qos", wants.qos, "AllowQos")):
-        names = partition.parse_allowed_names(text, allowed)
-        takes = f"partition {name} takes {', '.join(names or ['all'])}" if text else "scontrol does not show it"
-        if wanted is not None:
-            actual = f"{takes}; sbatch decides whether you may" if names is None else takes
-            yield check_value(f"slurm.{key}", wanted, actual, None if names is None else wanted in names)
-    if wants.reservation is not None:
-        answer = _run_or_empty(slurm, "scontrol", "show", "reservation").split()
-        exists = f"ReservationName={wants.reservation}" in answer
-        actual = "is there" if exists else "no such reservation"
-        yield check_value("slurm.reservation", wants.reservation, actual, exists)
+def _check_job(slurm: Slurm, hardware: HardwareSpec) -> CheckResult:
+    """Have sbatch judge a job on one node without submitting it: whether there is what the YAML names, and whether the
+    user may have it."""
+    wants, gpus = hardware.slurm, hardware.gpus_per_node if hardware.devices == "cuda" else None
+    options = {key: getattr(wants, key) for key in NAME_KEYS} | {"mem": wants.memory, "time": wants.time_minutes}
+    options |= job_options(wants, gpus) | {"exclusive": wants.exclusive or None}
+    if gpus is not None and wants.gres:
+        options["gres"] = wants.gres.replace("{gpus}", str(gpus))
+    words = shlex.split(" ".join(format_options(options)))
+    environment = submission_environment(wants)
+    accepted: bool | None = True
+    try:
+        slurm.run("sbatch", "--test-only", "--nodes=1", *words, "--wrap=true", environment=environment)
+        answer = "accepted"
+    except SlurmError as error:
+        answer, accepted = str(error), None if isinstance(error, SlurmUnreachable | SubmitLimit) else False
+    return check_value("a job on one node", "accepted", answer, accepted)
 
 
 def _check_programs(slurm: Slurm, wants: SlurmSpec) -> Iterator[CheckResult]:
@@ -196,8 +192,7 @@ def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
     slurm = hardware.slurm
     srun = [str(Path(slurm.bin or "") / "srun"), "--nodes=1", "--ntasks=1"]
     if not in_allocation():
-        keys = ("partition", "account", "qos", "reservation", "constraint")
-        srun += [f"--{key}={value}" for key in keys if (value := getattr(slurm, key)) is not None]
+        srun += [f"--{key}={value}" for key in NAME_KEYS if (value := getattr(slurm, key)) is not None]
         srun += ["--exclusive"] if slurm.exclusive else []
         if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
             srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]

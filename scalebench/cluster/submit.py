@@ -10,33 +10,29 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.cluster.commands import Slurm, SlurmError
-from scalebench.cluster.resources import job_options, job_python_command, sweep_geometry, time_limit_minutes
+from scalebench.cluster.resources import (
+    NAME_KEYS,
+    job_options,
+    job_python_command,
+    sweep_geometry,
+    time_limit_minutes,
+)
 from scalebench.core.errors import InputError
 from scalebench.core.exit_with_parent import LAUNCHER_VARIABLE, PARENT_VARIABLE
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, RUN_ID_VARIABLE
-from scalebench.core.spec import RunSpec
+from scalebench.core.spec import RunSpec, SlurmSpec
 
 JOB_MODULE = "scalebench.sweeps.job_main"  # the program of a job
 SUBMIT_TIMEOUT_S = 60.0  # sbatch itself retries for a while while the controller is busy
 # Variables of this process and its ranks, by which a job would take itself for one of them.
 PROCESS_VARIABLES = (PARENT_VARIABLE, LAUNCHER_VARIABLE, RANK_ADDRESSES, RUN_ID_VARIABLE)
-# Variables SBATCH_... that override options in the script, and the options concerned.
-OVERRIDING_VARIABLES = {
-    "TIMELIMIT": "time", "OUTPUT": "output", "ERROR": "output", "INPUT": "output", "JOB_NAME": "job-name",
-    "MEM_PER_NODE": "mem", "MEM_PER_CPU": "mem", "MEM_PER_GPU": "mem", "GRES": "gres", "GPUS": "gres",
-    "GPUS_PER_NODE": "gres", "GPUS_PER_TASK": "gres", "GPUS_PER_SOCKET": "gres", "OVERCOMMIT": "nodes",
-    "DISTRIBUTION": "nodes", "REQUEUE": "no-requeue", "SIGNAL": "nodes", "OPEN_MODE": "output", "WAIT": "nodes",
-    "ARRAY_INX": "nodes", "ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "RESERVATION": "reservation",
-    "CONSTRAINT": "constraint", "EXCLUSIVE": "exclusive",
-    "HINT": "hint", "THREADS_PER_CORE": "hint", "GPU_BIND": "gres",
-}  # fmt: skip
 
 
 @dataclass
@@ -77,7 +73,7 @@ def submit_job(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[flo
     path.write_text(script, encoding="utf-8")
     submitted_at_s = time.time()
     output = Slurm(slurm.bin).run(
-        "sbatch", str(path), timeout_s=SUBMIT_TIMEOUT_S, environment=submission_environment(script)
+        "sbatch", str(path), timeout_s=SUBMIT_TIMEOUT_S, environment=submission_environment(slurm)
     )
     if (match := re.search(r"Submitted batch job (\d+)", output)) is None:
         raise SlurmError(f"sbatch did not say which job it is: {' '.join(output.split())[:200] or 'nothing'}")
@@ -102,31 +98,32 @@ def render_script(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[
         "gres": geometry.gres,
         "mem": geometry.memory,
         "time": time_limit_minutes(specs, estimates_s),
-        "partition": slurm.partition,
-        "account": slurm.account,
-        "qos": slurm.qos,
-        "reservation": slurm.reservation,
-        "constraint": slurm.constraint,
+        **{key: getattr(slurm, key) for key in NAME_KEYS},
         "exclusive": slurm.exclusive or None,
         "no-requeue": True,
         "output": f"{absolute}/{JOB_LOG}".replace("%", "%%"),
         **job_options(slurm, geometry.gpus_per_node),
     }
-    lines = ["#!/bin/bash", ""]
-    for name, value in sorted(options.items()):
-        if value is not None:
-            lines.append(f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}"))
+    lines = ["#!/bin/bash", "", *(f"#SBATCH {option}" for option in format_options(options))]
     lines += ["", *slurm.setup, ""] if slurm.setup else [""]
     # exec: the shell of the script becomes Python, so that Python gets the signals that are sent to the script.
     program = [*job_python_command(specs[0]), "-u", "-m", JOB_MODULE, absolute]
     return "".join(f"{line}\n" for line in [*lines, f"exec {shlex.join(program)}"])
 
 
-def submission_environment(script: str) -> dict[str, str]:
-    """Return this environment for sbatch, without variables that would override options of the script."""
-    options = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
-    dropped = {f"SBATCH_{name}" for name, option in OVERRIDING_VARIABLES.items() if option in options}
-    dropped |= {f"SBATCH_{option.upper().replace('-', '_')}" for option in options}  # those of hardware.slurm.lines
-    # The job would get these of the shell beside its own SLURM_MEM_PER_NODE, and srun takes only one of them.
-    dropped |= {f"SLURM_{name}" for name, option in OVERRIDING_VARIABLES.items() if option == "mem" in options}
-    return {name: value for name, value in os.environ.items() if name not in dropped and name not in PROCESS_VARIABLES}
+def format_options(options: Mapping[str, object]) -> list[str]:
+    """Return the options that are not None as sbatch reads them; True is one without a value."""
+    present = sorted((name, value) for name, value in options.items() if value is not None)
+    return [f"--{name}" + ("" if value is True else f"={shlex.quote(str(value))}") for name, value in present]
+
+
+def submission_environment(slurm: SlurmSpec) -> dict[str, str]:
+    """Return this environment for sbatch. Of the variables SBATCH_..., which override the script, it has those of names
+    (SBATCH_ACCOUNT) that hardware.slurm leaves open."""
+    open_names = {f"SBATCH_{key.upper()}" for key in NAME_KEYS if getattr(slurm, key) is None}
+    # The job would get SLURM_MEM_PER_... of the shell beside its own, and srun takes only one of them.
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in open_names or not (name.startswith(("SBATCH_", "SLURM_MEM_PER_")) or name in PROCESS_VARIABLES)
+    }

@@ -120,7 +120,7 @@ def test_gpus_of_a_node():
             count_gpus_by_type(f"nvme:1,{gres}")
 
 
-SCONTROL = "PartitionName=main AllowAccounts=p_a,p_b AllowQos=ALL\n   MaxNodes={} MaxTime=01:00:00 MinNodes=0\n"
+SCONTROL = "PartitionName=main\n   MaxNodes={} MaxTime=01:00:00 MinNodes=0\n"
 
 
 @pytest.mark.parametrize(("max_nodes", "expected"), [("1", 1), ("UNLIMITED", None)])
@@ -130,12 +130,11 @@ def test_limits_of_a_job(tools, max_nodes, expected):
     partition = read_partition(tools.slurm, None)
     assert (partition.name, [node.name for node in partition.nodes]) == ("main", ["h1", "h2"])
     assert (partition.max_nodes, partition.limit_minutes) == (expected, 60)
-    assert (partition.accounts, partition.qos) == (["p_a", "p_b"], None)
     assert tools.calls("scontrol") == ["show partition main"]
     with pytest.raises(InputError, match="no partition 'alpa'; did you mean 'alpha'"):
         read_partition(tools.slurm, "alpa")
     tools.put("scontrol", code=1)
-    assert read_partition(tools.slurm, "alpha").accounts is None
+    assert read_partition(tools.slurm, "alpha").max_nodes is None
 
 
 PRINTED = dict(read_golden("jobs"))

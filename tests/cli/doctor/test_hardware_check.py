@@ -18,7 +18,7 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.cli.commands.doctor import hardware_check
 from scalebench.cluster import site_check
-from scalebench.cluster.commands import Slurm, SlurmUnreachable
+from scalebench.cluster.commands import JobRefused, Slurm, SlurmUnreachable
 from scalebench.cluster.partition import parse_sinfo
 from scalebench.cluster.site_check import OK, UNCHECKED, check_partition, check_slurm, is_near
 from scalebench.core.machine import machine
@@ -211,20 +211,13 @@ PARTITIONS = {
     **{f"{minutes} minutes of {limit}": ({}, {"partition": partition, "time_minutes": minutes}, nodes)
        for minutes in (30, 60, 61, None)
        for limit, partition, nodes in (("60", "main", NODES), ("any", "alpha", UNLIMITED))},
-    **{f"constraint {text}": ({}, {"partition": "main", "constraint": text}, NODES)
-       for text in ("ssd", "hdd", "ssd&big")},
 }  # fmt: skip
-SHOWN = "PartitionName=alpha\n   AllowGroups=ALL AllowAccounts=p_a,p_b AllowQos=ALL\n   AllocNodes=ALL\n"
 MPI = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
-COURSE = {"scontrol show reservation": "ReservationName=course StartTime=2026-01-01\n"}
 PYXIS = {"container": "x.sqsh", "container_runtime": "pyxis"}
 # What SLURM answers (None: no sbatch), and settings of the job.
 ANSWERS = {
-    "an account": ({}, {"account": "p_b"}),
-    "an account that the partition does not take": ({}, {"account": "p_c"}),
-    "a qos of a partition that takes all": ({}, {"qos": "normal"}),
-    "a partition that is not shown": ({"scontrol show partition alpha": ""}, {"account": "p_b"}),
-    **{f"reservation {name}": (COURSE, {"reservation": name}) for name in ("course", "cours", "other")},
+    "a job that sbatch refuses": ({"sbatch --test-only": JobRefused("Invalid account or account/partition")}, {}),
+    "a job that sbatch does not judge": ({"sbatch --test-only": SlurmUnreachable("Socket timed out")}, {}),
     **{f"mpi {name}": ({}, {"mpi": name}) for name in ("pmix", "pmi2", "openmpi", "available")},
     "srun that lists no mpi": ({"srun --mpi": ""}, {"mpi": "pmix"}),
     "no mpirun, an unknown partition": ({}, {"partition": "alpa"}),
@@ -243,7 +236,7 @@ class FakeSlurm(Slurm):
 
     def __init__(self, answers):
         super().__init__(None)
-        usual = {"sbatch --version": "slurm 22.05.8\n", "sinfo": SINFO, "scontrol show partition alpha": SHOWN}
+        usual = {"sbatch --version": "slurm 22.05.8\n", "sinfo": SINFO, "sbatch --test-only": ""}
         self.answers = usual | {"srun --mpi": MPI, "srun --help": "--container\n"} | (answers or {})
         self.there = answers is not None
         self.asked = []
@@ -255,6 +248,8 @@ class FakeSlurm(Slurm):
         command = " ".join([name, *words])
         self.asked.append(command)
         answer = next((text for start, text in self.answers.items() if command.startswith(start)), None)
+        if isinstance(answer, Exception):
+            raise answer
         if answer is None:
             raise SlurmUnreachable(f"no answer to {name}")
         return answer
@@ -306,7 +301,8 @@ def test_few_questions_and_none_that_starts_anything(monkeypatch, tmp_path):
     (tmp_path / "mpirun").touch(0o755)
     slurm, wants = FakeSlurm({}), SlurmSpec("alpha")
     results, nodes = check_slurm(slurm, Config(hardware=dataclasses.replace(ALPHA_SPEC, slurm=wants)))
-    assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo"]
+    assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo", "sbatch"]
+    assert slurm.asked[-1].startswith("sbatch --test-only ") and "--partition=alpha" in slurm.asked[-1]
     assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"], "of the partition"
     assert (results[-1].key, results[-1].actual, results[-1].verdict) == ("slurm.mpi", f"{tmp_path}/mpirun", OK)
 
