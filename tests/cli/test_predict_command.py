@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.analysis.prediction import predictions
 from tests.builders import sweeps
 from tests.builders.runs import MACHINE
 
@@ -37,7 +36,6 @@ def test_tables_and_sentences(capsys):
         assert main(["predict", "a", *words.split()]) == 0
         text = " ".join(capsys.readouterr().out.split())
         assert [part for part in parts if part not in text] == []
-        assert ("To know more, measure" in text) == ("--hardware" in words), "this machine has no further devices"
         assert ("no measurement backs" in text) == ("--most" in words)
         assert ("horovod" in text) == ("--strategy" not in words)
 
@@ -64,11 +62,10 @@ def test_csv_has_a_row_for_each_strategy_and_number(capsys):
     expected = [(name, count) for name in ("ddp_gloo", "horovod_gloo") for count in ("8", "16")]
     assert [(row["strategy"], row["devices"]) for row in rows] == expected
     assert all(float(row["throughput_low"]) < float(row["throughput_samples_per_s"]) for row in rows)
-    assert {row["batch_per_device"] for row in rows} == {"20.0"} and {row["memory_bytes"] for row in rows} == {""}
+    assert {row["batch_per_device"] for row in rows} == {"20.0"}
 
 
-def test_to_choose_a_strategy_changes_no_figure(capsys, monkeypatch):
-    monkeypatch.setattr(predictions, "MIN_OWN_RESIDUALS", 2)  # the errors of both strategies give the limits
+def test_to_choose_a_strategy_changes_no_figure(capsys):
     lines = []
     for words in ([], ["--strategy", "ddp_gloo"]):
         assert main(["predict", "a", "--csv", *words]) == 0

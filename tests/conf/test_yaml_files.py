@@ -188,7 +188,7 @@ USUAL_SLURM = dataclasses.asdict(SlurmSpec())
 LINKS = dict.fromkeys(("intra_node_bytes_per_s", "inter_node_bytes_per_s"), (float, type(None)))
 LINKS |= dict.fromkeys(("intra_node", "inter_node"), (str, type(None)))
 OPTIONAL_LINKS = {"kind": (str,)}
-OPTIONAL_LINKS |= dict.fromkeys(("intra_node_latency_s", "inter_node_latency_s", "oversubscription"), (float,))
+OPTIONAL_LINKS |= dict.fromkeys(("intra_node_latency_s", "inter_node_latency_s"), (float,))
 # What a source has to be named for, besides whatever stands under links.
 SOURCED = "gpus_per_node cpus_per_node cpus_per_device max_nodes memory_bytes gpu_model gpu_memory_bytes".split()
 SOURCED += ["node_copy"]

@@ -1,1 +1,1 @@
-"""Prediction: what data and model parallelism should take, from measured rates and the costs of a network."""
+"""Prediction: what more devices would give, from measured scaling curves."""

@@ -1,17 +1,16 @@
 """Step models of measured scaling curves: each quantity from the run's own probes, else from the hardware's YAML. Rates
-of links are those of isolated synchronizations of gradients and of measured all-reduces."""
+of links are those of isolated synchronizations of gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from scalebench.analysis.batches import fit_step_time
-from scalebench.analysis.collectives import list_collectives
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction import step_model
 from scalebench.analysis.prediction.step_model import Links, StepModel, ring_bytes
@@ -20,7 +19,6 @@ from scalebench.core.result import Result
 
 MAX_GROWTH = 0.2  # more is not a property of the devices
 MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
-SIZE_RANGE = 8  # of all-reduces that tell the rate of a message; their sizes are powers of 4
 LINK_COLUMNS = ("hardware", "machine", "framework", "backend_used", "gpus", "nodes")  # rows that use one link
 
 Row = Mapping[str, Any]
@@ -28,38 +26,22 @@ Hardware = Mapping[str, Any]  # as in a YAML of conf/hardware
 ReadRecord = Callable[[Row], Result]  # returns the complete record of a row; InputError if it was deleted
 
 
-class MeasuredSync(NamedTuple):
-    """The bytes that each device sent in a ring, and the seconds that they took."""
-
-    sent_bytes: float
-    seconds: float
+RatesByLink = dict[tuple[Any, ...], list[float]]  # bytes/s of each device in a ring
 
 
-SyncsByLink = dict[tuple[Any, ...], list[MeasuredSync]]
-
-
-def group_syncs_by_link(rows: Iterable[Row], read: ReadRecord) -> SyncsByLink:
-    """Group measured synchronizations by their link, with all-reduces that were measured apart, of sizes near those of
-    a message: rates of far ones are others."""
-    by_link: SyncsByLink = {}
+def group_rates_by_link(rows: Iterable[Row], read: ReadRecord) -> RatesByLink:
+    """Group the rates of isolated synchronizations by their link."""
+    by_link: RatesByLink = {}
     for row in rows:
-        devices = row["gpus"]
-        if devices < 2 or not (sizes := message_bytes(row, read)):
-            continue
-        times = [(each["size_bytes"], each["time_s"]) for each in list_collectives(read(row))
-                 if each["name"] == "all_reduce" and 1 / SIZE_RANGE <= each["size_bytes"] * len(sizes) / sum(sizes)
-                 <= SIZE_RANGE]  # fmt: skip
-        times += [(sum(sizes), row["sync_isolated_s"])]
-        syncs = [MeasuredSync(ring_bytes(size, devices), seconds) for size, seconds in times if size and seconds]
-        if syncs:
-            by_link.setdefault(link_key(row), []).extend(syncs)
+        if row["gpus"] > 1 and row["sync_isolated_s"] and (sizes := message_bytes(row, read)):
+            rate = ring_bytes(sum(sizes), row["gpus"]) / row["sync_isolated_s"]
+            by_link.setdefault(link_key(row), []).append(rate)
     return by_link
 
 
-def fit_link_rate(syncs: Sequence[MeasuredSync]) -> float | None:
+def fit_link_rate(rates: Sequence[float]) -> float | None:
     """Return the bytes per second by the least squares of relative deviations; None without measurements. It is an
     effective rate, which includes latencies and the summation."""
-    rates = [sync.sent_bytes / sync.seconds for sync in syncs]
     return math.fsum(rate * rate for rate in rates) / math.fsum(rates) if rates else None
 
 
@@ -74,8 +56,8 @@ def message_bytes(row: Row, read: ReadRecord) -> list[int]:
         return []
 
 
-def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | None = None) -> Links:
-    """Return the links of some hardware: measured on these rows, with `syncs`, else those of its YAML.
+def find_links(hardware: Hardware, rows: Sequence[Row], rates: RatesByLink | None = None) -> Links:
+    """Return the links of some hardware: measured on these rows, with `rates`, else those of its YAML.
 
     A rate is None where neither is known. A node has at least the devices that ran on one of this hardware, and this
     machine has all of its workers, however few its cores.
@@ -87,17 +69,14 @@ def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | Non
     if kind not in step_model.LINK_EFFICIENCIES:
         raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(step_model.LINK_EFFICIENCIES)}")
     nominal = (float(links.get(name) or 0) or None for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
-    per_node = per_node if syncs is None else max(per_node, most_in_a_node)
+    per_node = per_node if rates is None else max(per_node, most_in_a_node)
     if hardware.get("this_machine") and hardware.get("devices") == "cpu" and hardware.get("max_nodes") == 1:
         per_node = math.inf
     all_links = step_model.make_links(per_node, kind, *nominal)
-    all_links = replace(all_links, oversubscription=float(links.get("oversubscription") or 1.0))
     for row in rows:
-        rate = fit_link_rate((syncs or {}).get(link_key(row), ()))
-        if rate is not None and row["nodes"] == 1:
-            all_links = replace(all_links, bytes_per_s=rate)
-        elif rate is not None:
-            all_links = replace(all_links, network_bytes_per_s=rate * all_links.oversubscription)
+        if (rate := fit_link_rate((rates or {}).get(link_key(row), ()))) is not None:
+            name = "bytes_per_s" if row["nodes"] == 1 else "network_bytes_per_s"
+            all_links = replace(all_links, **{name: rate})
     return all_links
 
 
@@ -116,7 +95,7 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     names what was not measured.
     """
     last, result = rows[-1], read(rows[-1])
-    kind, sizes, options = sync_kind(result), message_bytes(last, read), result.spec.get("strategy", {}).get("options")
+    kind, sizes = sync_kind(result), message_bytes(last, read)
     size = last["gradient_bytes"] or sum(sizes) or rows[0]["gradient_bytes"] or 0
 
     def first(of: Sequence[Row], name: str) -> float:
@@ -138,10 +117,7 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
         return replace(model, growth=0.0)
     if len(rows) == 1 and not size and kind != step_model.NO_SYNC:
         raise InputError(f"how many bytes it sends is not known: measure gpus={2 * last['gpus']}")
-    model = replace(
-        model, sync_bytes=float(size), messages=max(1, len(sizes)), optimizer_s=first(rows, "optimizer_s"),
-        shards=int((options or {}).get("shards") or 0),
-    )  # fmt: skip
+    model = replace(model, sync_bytes=float(size), messages=max(1, len(sizes)), optimizer_s=first(rows, "optimizer_s"))
     forward_s, backward_s = first(rows, "forward_s"), first(rows, "backward_s")
     if forward_s and backward_s:
         model = replace(model, backward_share=backward_s / (forward_s + backward_s))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ import numpy as np
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import group_by
 from scalebench.analysis.prediction import curve_models, step_model
-from scalebench.analysis.prediction.curve_models import Hardware, ReadRecord, Row, SyncsByLink
-from scalebench.analysis.prediction.step_model import ErrorLimits, Extrapolation, FloatArray, MeasuredStep, load_limits
+from scalebench.analysis.prediction.curve_models import Hardware, RatesByLink, ReadRecord, Row
+from scalebench.analysis.prediction.step_model import Extrapolation, FloatArray, MeasuredStep, load_limits
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
@@ -24,13 +25,10 @@ from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate
 
 MAX_MEASURED_DEVICES = 4320  # of the published curves
-MIN_OWN_RESIDUALS = 20  # from these on, the errors of one's own sweeps are the limits
-MAX_CHECKED = 200  # curves whose errors give them: more take seconds, and move no quantile
 MIN_DOUBLING_GAIN = 1.5
 OTHER_DEVICE_SCALE = 0.1  # of the error, where the devices are others than those measured
 SMALL_LOSS = 0.05  # of a step; below it, computation is what limits
 LIMITS = ("compute", "sync", "growth", "host")
-QUANTILES = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class Forecast:
     throughput: Estimate | None  # samples/s
     efficiency: Estimate | None  # per device, over the fewest devices that were measured
     limited_by: str  # the largest loss, or computation where there is hardly any
-    memory_bytes: float | None  # of a device
-    fits: bool | None  # False: too little memory, or too many devices for one process
+    fits: bool  # False: too many devices for one process
     device_hours_per_epoch: float | None
 
 
@@ -74,12 +71,10 @@ class CurvePrediction:
     extrapolation: Extrapolation
     hardware: Hardware
     strategy: Mapping[str, Any]  # as the last row's spec has it
-    limits: ErrorLimits
     knows_network: bool = False
     other_device: bool = False  # than those measured
     batch: float | None = None  # samples of a device, instead of those measured
     remarks: tuple[str, ...] = ()
-    siblings: dict[int, float] = field(default_factory=dict)  # log of what to multiply seconds with, by devices
 
     @property
     def name(self) -> str:
@@ -103,9 +98,8 @@ class CurvePrediction:
     def find_measured(self, devices: int) -> float | None:
         """Return the samples/s measured on so many devices with the predicted batch; None: not measured."""
         points = [] if self.other_device else [each for each in self.points if each.devices == devices]
-        return next(
-            (devices * each.batch / each.step_s for each in points if each.batch == self.find_batch(devices)), None
-        )
+        rates = (devices * each.batch / each.step_s for each in points if each.batch == self.find_batch(devices))
+        return next(rates, None)
 
     def list_missed(self) -> list[tuple[int, float, Estimate]]:
         """Return the devices, the measured and the predicted samples/s where the interval lacks what was measured."""
@@ -136,8 +130,6 @@ class CurvePrediction:
         devices = np.asarray(counts, float)
         batch = self.find_batch(devices)
         seconds = self.extrapolation.step_s(devices, batch)
-        if self.siblings:
-            seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
         rate = devices * batch / seconds
         per_device, last_rate = (point.batch / self._step_s(point) for point in (self.points[0], self.points[-1]))
         efficiency = rate / devices / per_device
@@ -156,24 +148,15 @@ class CurvePrediction:
         batch, last = float(self.find_batch(devices)), self.curve.rows[-1]
         figures = [float(values[0]) for values in self.predict_rates([devices])]
         if math.isnan(figures[0]):
-            return Forecast(devices, None, None, None, "samples", None, False, None)
+            return Forecast(devices, None, None, None, "samples", False, None)
         throughput, efficiency = Estimate(*figures[:3]), Estimate(*figures[3:])
-        model, state, peak = self.extrapolation.model, last["state_bytes"] or 0, last["peak_memory_bytes"]
+        model, fits = self.extrapolation.model, devices <= self.max_devices
         parts = step_model.predict_parts(model, devices, batch)
         host_share = parts.host_share(model.computes_on_host)
         losses = [SMALL_LOSS, *map(float, (parts.sync_s / parts.step_s, parts.growth_s / parts.step_s, host_share))]
-        limited_by = LIMITS[losses.index(max(losses))]
-        shares = model.state_share(devices) / model.state_share(self.points[-1].devices)
-        # The state by the strategy, and the rest, which the batch has.
-        memory = None if peak is None else state * shares + (peak - state) * batch / self.points[-1].batch
-        limit = self.hardware.get("gpu_memory_bytes") or last["memory_limit_bytes"]
-        fits = bool(memory <= limit) if memory is not None and limit else None
-        if devices > self.max_devices:
-            fits, limited_by = False, "one node"
-        elif fits is False:
-            limited_by = "memory"
+        limited_by = LIMITS[losses.index(max(losses))] if fits else "one node"
         hours = None if last["epoch_s"] is None else devices * last["epoch_s"] * last[RATE] / throughput.value / 3600
-        return Forecast(devices, batch, throughput, efficiency, limited_by, memory, fits, hours)
+        return Forecast(devices, batch, throughput, efficiency, limited_by, fits, hours)
 
     def _step_s(self, point: MeasuredStep) -> float:
         """Return the seconds of a measured step, predicted where the devices are others."""
@@ -184,7 +167,7 @@ class CurvePrediction:
         in quadrature on a logarithmic scale."""
         scale = self.extrapolation.error_scale(devices, batch, self.knows_network)
         scale = scale + (OTHER_DEVICE_SCALE if self.other_device else 0.0)
-        low, high = self.limits[self.extrapolation.measured]
+        low, high = load_limits()[self.extrapolation.measured]
         # Per device, hardly more is possible than at the last measured point; below it, than at the first one.
         first, last = self.points[0], self.points[-1]
         growth = np.log2(np.maximum(devices / last.devices, 1))
@@ -237,32 +220,28 @@ def predict_curves(
 ) -> list[PredictedGroup]:  # fmt: skip
     """Predict curves of strategies, not of bare baselines, by workload; with `hardware`, on its nodes and links.
 
-    Links, other batches, other models and the limits of errors are those of `among`, by default of the same curves.
+    Links and other batches are those of `among`, by default of the same curves.
     """
     among = curves if among is None else among
-    syncs = curve_models.group_syncs_by_link((row for curve in among for row in curve.rows), read)
-    checked = among[:: 1 + len(among) // MAX_CHECKED]
-    limits = measure_own_limits(check_curves(checked, read)) or load_limits()
+    rates = curve_models.group_rates_by_link((row for curve in among for row in curve.rows), read)
     groups: dict[tuple[tuple[str, str], ...], PredictedGroup] = {}
     for curve in curves:
         group = groups.setdefault(tuple(curve.group.items()), PredictedGroup(curve.group, [], {}))
         try:
-            prediction = _predict_curve(curve, among, read, syncs, limits, hardware, batch, curve.rows)
-            siblings = {} if hardware is not None else measure_siblings(curve, among, read)
-            group.predictions.append(replace(prediction, siblings=siblings))
+            group.predictions.append(_predict_curve(curve, among, read, rates, hardware, batch, curve.rows))
         except InputError as error:
             group.reasons[curve.name] = str(error)
     return list(groups.values())
 
 
 def _predict_curve(
-    curve: Curve, curves: Sequence[Curve], read: ReadRecord, syncs: SyncsByLink, limits: ErrorLimits,
-    hardware: Hardware | None, batch: float | None, measured_rows: Sequence[Row],
+    curve: Curve, curves: Sequence[Curve], read: ReadRecord, rates: RatesByLink, hardware: Hardware | None,
+    batch: float | None, measured_rows: Sequence[Row],
 ) -> CurvePrediction:  # fmt: skip
     first, last = curve.rows[0], curve.rows[-1]
     spec, remarks = read(last).spec, list[str]()
     own: Hardware = spec.get("hardware") or {}
-    links = curve_models.find_links(own, measured_rows, syncs)
+    links = curve_models.find_links(own, measured_rows, rates)
     # A step that the end of an epoch shortens counts by its samples.
     points = [MeasuredStep(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE])
               for row in curve.rows]  # fmt: skip
@@ -304,7 +283,7 @@ def _predict_curve(
             devices = "but computation at the pace of the CPU workers measured: on its GPUs synchronization weighs more"
         remarks.append(f"nodes, links and memory of {hardware.get('name')}; {devices}")
     knows_network = hardware is None and any(row["nodes"] > 1 for row in curve.rows)
-    return CurvePrediction(curve, extrapolation, hardware or own, spec.get("strategy") or {}, limits, knows_network,
+    return CurvePrediction(curve, extrapolation, hardware or own, spec.get("strategy") or {}, knows_network,
                            hardware is not None, batch, tuple(remarks))  # fmt: skip
 
 
@@ -317,39 +296,6 @@ def _compare_devices(row: Row, hardware: Hardware, result: Result) -> float | No
     return None if own_peak is None or peak is None else peak / own_peak
 
 
-def _predict_alone(
-    curve: Curve, measured_rows: Sequence[Row], read: ReadRecord, batch: float | None = None
-) -> CurvePrediction | None:
-    """Predict a curve from its own rows, on nodes with as many devices as `measured_rows` have; None where they say too
-    little."""
-    syncs = curve_models.group_syncs_by_link(curve.rows, read)
-    try:
-        return _predict_curve(curve, [curve], read, syncs, load_limits(), None, batch, measured_rows)
-    except InputError:
-        return None
-
-
-def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) -> dict[int, float]:
-    """Return, by number of devices, the log of what to multiply seconds with: k / (k + 1) of the median by which other
-    models with this strategy on this machine were off there, predicted from as many devices as this curve has."""
-
-    def kind(each: Curve) -> Any:
-        return each.name, each.group["hardware"], each.group["scaling"], each.rows[0]["machine"]
-
-    errors: dict[int, list[float]] = {}
-    for other in curves:
-        part = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
-        if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or part.gpus != curve.gpus:
-            continue
-        if (prediction := _predict_alone(part, other.rows, read)) is None:
-            continue
-        for row in other.rows[len(part.rows) :]:
-            rate = float(prediction.predict_rates([row["gpus"]]).throughput[0])
-            errors.setdefault(row["gpus"], []).append(math.log(rate / row[RATE]))
-    return {count: float(np.median(each)) * len(each) / (len(each) + 1) for count, each in errors.items()
-            if count > curve.gpus[-1]}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Check:
     """A measured row beside its prediction from the smaller ones of its curve."""
@@ -358,17 +304,11 @@ class Check:
     seen: tuple[MeasuredStep, ...]
     row: Row
     predicted: Estimate  # samples/s
-    error_scale: float
 
     @property
     def error(self) -> float:
         """Predicted over measured throughput, less one."""
         return self.predicted.value / float(self.row[RATE]) - 1
-
-    @property
-    def residual(self) -> float:
-        """The logarithm of measured over predicted seconds, in error scales."""
-        return math.log1p(self.error) / self.error_scale
 
     @property
     def holds(self) -> bool:
@@ -380,58 +320,18 @@ def check_curves(curves: Iterable[Curve], read: ReadRecord) -> list[Check]:
     checks = []
     for curve in curves:
         for count, row in enumerate(curve.rows[1:], 1):
-            batch = row["global_batch"] / row["gpus"]
-            prediction = _predict_alone(replace(curve, rows=curve.rows[:count]), curve.rows, read, batch)
-            if prediction is not None and (rate := prediction.predict_rate(row["gpus"])) is not None:
-                scale = float(prediction.extrapolation.error_scale(row["gpus"], batch, prediction.knows_network))
-                checks.append(Check(curve, prediction.points, row, rate, scale))
+            batch, part = row["global_batch"] / row["gpus"], replace(curve, rows=curve.rows[:count])
+            rates = curve_models.group_rates_by_link(part.rows, read)
+            with suppress(InputError):  # it says too little, on nodes with as many devices as the curve has
+                prediction = _predict_curve(part, [part], read, rates, None, batch, curve.rows)
+                if (rate := prediction.predict_rate(row["gpus"])) is not None:
+                    checks.append(Check(curve, prediction.points, row, rate))
     return checks
-
-
-def measure_own_limits(checks: Sequence[Check]) -> ErrorLimits | None:
-    """Return the limits of the errors of these checks for everything; None for fewer than MIN_OWN_RESIDUALS."""
-    if len(checks) < MIN_OWN_RESIDUALS:
-        return None
-    low, high = np.quantile([check.residual for check in checks], QUANTILES)
-    return dict.fromkeys(load_limits(), (min(float(low), -1.0), max(float(high), 1.0)))
 
 
 def rank_predictions(predictions: Sequence[CurvePrediction], devices: int) -> list[tuple[str, Estimate]]:
     """Return the strategies that fit and are measured on several numbers of devices with their samples/s, the fastest
     first."""
     forecasts = [(each.name, each.forecast(devices)) for each in predictions if each.is_rankable]
-    ranked = [(name, each.throughput) for name, each in forecasts if each.throughput and each.fits is not False]
+    ranked = [(name, each.throughput) for name, each in forecasts if each.throughput and each.fits]
     return sorted(ranked, key=lambda each: -each[1].value)
-
-
-class Suggestion(NamedTuple):
-    """A number of devices to measure, and the logarithms of high / low of another one's interval before and after."""
-
-    devices: int
-    before: float
-    after: float
-
-
-def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion | None:
-    """Return the measurement that narrows the interval at `devices` most, among two and four times the devices measured
-    and two full nodes, as far as the machine has them; None where none narrows it by a tenth."""
-    hardware = prediction.hardware
-    on_machine = (hardware.get("gpus_per_node") or math.inf) * (hardware.get("max_nodes") or math.inf)
-    most = min(prediction.max_devices, on_machine)
-    last, per_node = prediction.points[-1].devices, prediction.extrapolation.model.links.devices_per_node
-    best = Suggestion(last, before := _width(prediction, devices), 0.9 * before)
-    two_nodes = [] if math.isinf(per_node) else [int(2 * per_node)]
-    for count in sorted({2 * last, 4 * last, *two_nodes}):
-        batch = float(prediction.find_batch(count))
-        if not last < count < devices <= prediction.max_devices or count > most or math.isnan(batch):
-            continue
-        point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))
-        extrapolation = replace(prediction.extrapolation, points=(*prediction.points, point))
-        after = _width(replace(prediction, extrapolation=extrapolation), devices)
-        best = min(best, Suggestion(count, before, after), key=lambda each: each.after)
-    return best if best.devices > last else None
-
-
-def _width(prediction: CurvePrediction, devices: int) -> float:
-    rates = prediction.predict_rates([devices])
-    return float(math.log(rates.high[0] / rates.low[0]))

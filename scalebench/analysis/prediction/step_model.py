@@ -19,14 +19,13 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 NO_SYNC = "none"
-SHARDED, ZERO1, HSDP = SHARDED_STATE = ("sharded", "zero1", "hsdp")
+SHARDED_STATE = ("sharded", "zero1", "hsdp")
 CUT_MODEL = ("stages", "pipeline", "hybrid", "tensor", "fsdp_tp")
 SYNC_KINDS = ("all_reduce", "one_copy", "in_graph", *SHARDED_STATE, *CUT_MODEL, NO_SYNC)  # `sync` in strategies' YAML
 LINK_EFFICIENCIES = {"nvlink": 0.8, "peer": 0.7, "host": 0.3}  # reached share of a nominal rate, within a node
 NETWORK_EFFICIENCY = 0.7  # likewise, between nodes
 BACKWARD_SHARE = 2 / 3  # of a pass: two of three matrix products
 OVERLAP = 0.8  # of the backward pass that hides synchronization, where it was not measured
-OPTIMIZER_STATE_SHARE = 0.5  # of weights, gradients and Adam's two moments, all float32
 GROWTH = 0.04  # all losses that grow slowly with n, as the deviation of a device's step, where it was not measured
 FACTOR_FLOOR = 0.01  # of the computation: overheads below it are noise, and no ratio of them is a correction
 MIN_FACTOR, MAX_FACTOR = 0.1, 10.0
@@ -46,7 +45,6 @@ class Links:
     devices_per_node: float  # infinity: one node has all
     bytes_per_s: float | None  # of a device to its neighbour in the node
     network_bytes_per_s: float | None  # of a node
-    oversubscription: float = 1.0  # of the network, above one full node
 
     def count_nodes(self, devices: Any) -> FloatArray:
         return np.maximum(1.0, np.ceil(np.asarray(devices, float) / self.devices_per_node))
@@ -54,7 +52,7 @@ class Links:
     def rate(self, nodes: FloatArray) -> FloatArray:
         """Return the bytes per second of a ring: that of its slowest link."""
         inside = math.inf if self.bytes_per_s is None else self.bytes_per_s
-        network = inside if self.network_bytes_per_s is None else self.network_bytes_per_s / self.oversubscription
+        network = inside if self.network_bytes_per_s is None else self.network_bytes_per_s
         return np.where(nodes > 1, min(inside, network), inside)
 
 
@@ -96,23 +94,11 @@ class StepModel:
     host_from: float = 0.0  # devices; fewer were measured to be faster than that allows
     computes_on_host: bool = False  # the devices are processors, which wait for the network
     nodes_share_cores: bool = False  # as namespaces, containers or virtual machines of one computer
-    shards: int = 0  # of one copy of the state; 0: one on each device of a node
     slope: float = 0.0  # of a step over the devices that a model is cut for, both as logarithms
     overhead_factor: float = 1.0  # from several measured points
 
     def work_s(self, batch: Any) -> Any:
         return self.pass_s + self.sample_s * batch
-
-    def count_shards(self, devices: Any) -> FloatArray:
-        """Return the devices that a copy of the state is distributed over."""
-        most = float(self.shards or self.links.devices_per_node) if self.sync == HSDP else math.inf
-        return np.asarray(np.minimum(devices, most), float)
-
-    def state_share(self, devices: int) -> float:
-        """Return the share of weights, gradients and the optimizer's state that each of so many devices has."""
-        if self.sync in (SHARDED, HSDP, "stages", "pipeline", "fsdp_tp"):
-            return 1 / float(self.count_shards(devices))
-        return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / devices if self.sync == ZERO1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +140,7 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     """
     devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
     compute, nodes = model.work_s(batch), model.links.count_nodes(devices)
-    updated_share = 1 / model.count_shards(devices) if model.sync in SHARDED_STATE else np.ones_like(devices)
+    updated_share = 1 / devices if model.sync in SHARDED_STATE else np.ones_like(devices)
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
     if model.sync == NO_SYNC:
         sync = np.zeros_like(devices)

@@ -150,13 +150,13 @@ def _print_csv(groups: Iterable[PredictedGroup], counts: Sequence[int]) -> None:
     predictions = [(group, prediction) for group in groups for prediction in group.predictions]
     for (group, prediction), count in itertools.product(predictions, counts):
         forecast = prediction.forecast(count)
-        fits = forecast.fits is not False  # else it runs nowhere, at no rate
+        fits = forecast.fits  # else it runs nowhere, at no rate
         rows.append({
             "group": format_group_title(group.group), "strategy": prediction.name, "devices": count,
             "batch_per_device": forecast.batch,
             **interval_cells("throughput_samples_per_s", forecast.throughput if fits else None),
             **interval_cells("efficiency", forecast.efficiency if fits else None),
-            "limited_by": forecast.limited_by, "memory_bytes": forecast.memory_bytes, "fits": forecast.fits,
+            "limited_by": forecast.limited_by, "fits": fits,
             "device_hours_per_epoch": forecast.device_hours_per_epoch if fits else None,
             "measured_samples_per_s": prediction.find_measured(count),
         })  # fmt: skip

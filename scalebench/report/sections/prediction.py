@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,8 +28,8 @@ DOUBLINGS = 4  # beyond the measured devices, where no numbers are named
 MAX_MULTIPLES = 4  # numbers of devices in the first sentence
 MAX_PREDICTED = 24  # curves of a page: each one needs its records
 CAPTION = (
-    "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves, or "
-    "of 20 of these measurements (docs/guides/predicting.md)",
+    "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves "
+    "(docs/guides/predicting.md)",
     "device time per epoch: of all devices together",
     "limited by: the largest predicted loss of a step; growth stands for all losses that grow slowly with the devices",
 )
@@ -68,7 +67,7 @@ def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGrou
     """Draw the measured points and the predicted lines with their limits."""
     lines = [replace(line, style="points") for line in doc.make_lines(curves, doc.THROUGHPUT)]
     for prediction in predicted.predictions:
-        forecasts = [each for each in map(prediction.forecast, counts) if each.throughput and each.fits is not False]
+        forecasts = [each for each in map(prediction.forecast, counts) if each.throughput and each.fits]
         rates = [each.throughput for each in forecasts if each.throughput]
         y, low, high = ([getattr(rate, name) for rate in rates] for name in ("value", "low", "high"))
         x = [float(each.devices) for each in forecasts]
@@ -82,7 +81,7 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
     """Make a row for each strategy and number of devices."""
     rows = []
     for prediction, forecast in ((each, each.forecast(count)) for each in predicted.predictions for count in counts):
-        rate, fits = forecast.throughput, forecast.fits is not False
+        rate, fits = forecast.throughput, forecast.fits
         missing = doc.Cell("fewer samples than devices" if rate is None else "does not fit")
         share, hours = (forecast.efficiency, forecast.device_hours_per_epoch) if rate and fits else (None, None)
         rows.append((prediction.curve.tags, {
@@ -91,21 +90,19 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
             "measured": (prediction.find_measured(forecast.devices), "{:,.0f}".format),
             "efficiency": (share, format_whole_percent),
             "limited by": forecast.limited_by if rate else "",
-            "memory": (forecast.memory_bytes, units.format_bytes),
             "device time per epoch": (hours, units.format_device_hours),
         }))  # fmt: skip
     bases = sorted({prediction.points[0].devices for prediction in predicted.predictions})
     base = f"efficiency: throughput per device over that of the fewest measured devices ({', '.join(map(str, bases))})"
     caption, title = doc.join_sentences(CAPTION[0], base, *CAPTION[1:]), format_group_title(predicted.group)
-    optional = ("measured", "memory", "device time per epoch")
+    optional = ("measured", "device time per epoch")
     return spec.make_table(table_id, f"Predicted: {title}", rows, ["limited by"], caption, optional)
 
 
 def make_paragraphs(
     predicted: PredictedGroup, counts: Sequence[int], share: float, most: int
 ) -> Iterator[doc.Paragraph]:
-    """Yield what more devices bring, how far each strategy scales, which are tied, what to measure next, and what is
-    not known."""
+    """Yield what more devices bring, how far each strategy scales, which are tied, and what is not known."""
     matching = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
     yield from _describe_multiples(matching, counts)
     for prediction in predicted.predictions:
@@ -117,7 +114,7 @@ def make_paragraphs(
             yield doc.Paragraph(text)
     for reach, names in collect((_describe_reach(each, share, most), each.name) for each in matching).items():
         yield doc.Paragraph(f"{join_with_and(names)} {'keeps' if len(names) == 1 else 'keep'} {reach}", "answer")
-    sentences = [*_describe_ranking(matching, counts[-1]), *_describe_next(matching, counts[-1])]
+    sentences = [*_describe_ranking(matching, counts[-1])]
     sentences += [f"{name} is not predicted: {reason}." for name, reason in predicted.reasons.items()]
     remarks = ((text, each.name) for each in predicted.predictions for text in each.list_remarks(counts[-1]))
     for remark, names in collect(remarks).items():
@@ -136,7 +133,7 @@ def _describe_multiples(predictions: Sequence[CurvePrediction], counts: Sequence
     fastest = next(prediction for prediction in predictions if prediction.name == ranked[0][0])
     first, last, texts = fastest.points[0].devices, fastest.points[-1].devices, list[str]()
     for forecast in map(fastest.forecast, [count for count in counts if count > last][:MAX_MULTIPLES]):
-        if forecast.efficiency is not None and forecast.fits is not False:
+        if forecast.efficiency is not None and forecast.fits:
             ratio = scale_estimate(forecast.efficiency, forecast.devices / first)
             texts.append(f"{forecast.devices:,}{'' if texts else ' devices'}: {units.format_ratio(ratio)}")
     if texts:
@@ -179,18 +176,6 @@ def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> I
               for name, rate in ranked if rate.high < best.low]  # fmt: skip
     first = f"{join_with_and(tied)} tied" if len(tied) > 1 else f"{fastest} fastest"
     yield f"{devices:,} devices: {'; '.join([first, *slower])}."
-
-
-def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:
-    """Name the one measurement that would narrow an interval most."""
-    options = [(each, best) for each in predictions if (best := predict.suggest_measurement(each, devices)) is not None]
-    if options:
-        prediction, best = max(options, key=lambda option: option[1].before - option[1].after)
-        spans = f"{math.exp(best.after):.2f} instead of {math.exp(best.before):.2f}"
-        yield (
-            f"To know more, measure {prediction.name} with gpus={best.devices}: at {devices:,} devices the interval "
-            f"would span a factor of {spans}."
-        )
 
 
 def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-check") -> doc.Table:

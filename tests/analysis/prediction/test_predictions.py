@@ -1,4 +1,4 @@
-"""Predictions of made-up sweeps: probes and links, what limits them, memory, and what to measure next."""
+"""Predictions of made-up sweeps: probes and links, and what limits them."""
 
 import math
 from dataclasses import replace
@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from scalebench.analysis.prediction import predictions
-from scalebench.analysis.prediction.curve_models import MeasuredSync, fit_link_rate, group_syncs_by_link, sync_kind
-from scalebench.analysis.prediction.step_model import load_limits
+from scalebench.analysis.prediction.curve_models import fit_link_rate, group_rates_by_link, sync_kind
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.config_files import read_yaml
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.probe_record import CollectiveRecord, ProbeRecord
 from tests.builders import sweeps
 from tests.builders.parallelism_runs import ddp_run
 from tests.builders.runs import record
@@ -72,36 +70,21 @@ def test_links_are_measured_else_those_of_the_hardware():
     assert rates(alpha, 64) > rates(predict_one(make_runs()), 64)
 
 
-LINK = {
-    "hardware": "cpu", "machine": "a", "framework": "torch", "backend_used": "gloo", "gpus": 2, "nodes": 1,
-    "sync_isolated_s": 0.04,
-}  # fmt: skip
-
-
 def test_rates_are_those_of_a_backend_on_as_many_devices_of_a_machine():
-    """Of messages of 1 MB; an all-reduce of 64 MB goes through other memory, and a broadcast another way."""
+    link = {"hardware": "cpu", "machine": "a", "framework": "torch", "backend_used": "gloo", "gpus": 2, "nodes": 1,
+            "sync_isolated_s": 0.04}  # fmt: skip
     run = ddp_run(8, 0.1, messages=4)
-    rows = [LINK, {**LINK, "gpus": 4}, {**LINK, "sync_isolated_s": None}, {**LINK, "gpus": 1},
-            {**LINK, "backend_used": "mpi"}]  # fmt: skip
-    syncs = group_syncs_by_link(rows, lambda _: run)
-    assert [(key[3:5], of_link) for key, of_link in syncs.items()] == [
-        (("gloo", 2), [MeasuredSync(4e6, 0.04)]), (("gloo", 4), [MeasuredSync(6e6, 0.04)]),
-        (("mpi", 2), [MeasuredSync(4e6, 0.04)]),
-    ]  # fmt: skip
-    times = [("all_reduce", 2**20, 0.01), ("all_reduce", 2**22, 0.04), ("all_reduce", 2**26, 9.0)]
-    for rank in run.ranks:
-        rank.probes = rank.probes or ProbeRecord()
-        rank.probes.collectives = [
-            CollectiveRecord(name, size, 10, [10 * s] * 3) for name, size, s in (*times, ("broadcast", 2**20, 9.0))
-        ]
-    (syncs,) = group_syncs_by_link([{**LINK, "sync_isolated_s": None}], lambda _: run).values()
-    assert syncs == [(2**20, pytest.approx(0.01)), (2**22, pytest.approx(0.04))] and fit_link_rate([]) is None
-    assert fit_link_rate(syncs) == pytest.approx(100 * 2**20)
+    rows = [link, {**link, "gpus": 4}, {**link, "sync_isolated_s": None}, {**link, "gpus": 1},
+            {**link, "backend_used": "mpi"}]  # fmt: skip
+    rates = group_rates_by_link(rows, lambda _: run)
+    expected = [(("gloo", 2), [1e8]), (("gloo", 4), [1.5e8]), (("mpi", 2), [1e8])]
+    assert [(key[3:5], of_link) for key, of_link in rates.items()] == expected
+    assert fit_link_rate([1e8, 1e8]) == pytest.approx(1e8) and fit_link_rate([]) is None
 
     def read_deleted(row):
         raise InputError("deleted")
 
-    assert group_syncs_by_link(rows, read_deleted) == {}
+    assert group_rates_by_link(rows, read_deleted) == {}
 
 
 def test_one_device_is_predicted_with_links_alone_and_never_ranked():
@@ -112,8 +95,6 @@ def test_one_device_is_predicted_with_links_alone_and_never_ranked():
     assert len(alpha.predictions) == 2 and predictions.rank_predictions(alpha.predictions, 8) == []
     two = predict(make_runs(names)).predictions
     assert [name for name, _ in predictions.rank_predictions(two, 8)] == [*names]
-    suggestion = predictions.suggest_measurement(alpha.predictions[0], 64)
-    assert suggestion is not None and suggestion.devices == 16 and suggestion.after < suggestion.before
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [
@@ -145,30 +126,16 @@ def test_runs_without_probes_take_the_rate_of_the_hardware():
         assert reason in predict(make_runs(), hardware=hardware).reasons["ddp_gloo"]
 
 
-def test_what_does_not_fit_is_no_number_to_rely_on():
-    prediction = predict_one(make_runs())
-    row = {**prediction.curve.rows[-1], "peak_memory_bytes": 50_000_000_000, "state_bytes": 48_000_000_000}
-    curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], row])
-    full = replace(prediction, curve=curve, hardware=ALPHA)
-    assert full.forecast(4).fits is False and full.forecast(4).limited_by == "memory"
-    assert predictions.rank_predictions([full], 4) == []
-    model = replace(full.extrapolation.model, sync="sharded")
-    sharded = [replace(full, extrapolation=replace(full.extrapolation, model=model)).forecast(n) for n in (2, 4, 8)]
-    assert [(each.memory_bytes, each.fits) for each in sharded] == [(50e9, False), (26e9, True), (14e9, True)]
-    assert prediction.forecast(4).memory_bytes is None
-
-
 def test_one_process_has_no_more_devices_than_a_node():
     runs = make_runs(("mirrored",))
     for run in runs:
         run.spec["strategy"]["processes"] = "one_for_all"
     prediction = predict_one(runs, hardware=ALPHA)
-    assert [prediction.forecast(count).fits for count in (4, 8, 16)] == [None, None, False]
+    assert [prediction.forecast(count).fits for count in (4, 8, 16)] == [True, True, False]
     assert prediction.forecast(16).limited_by == "one node"
     assert prediction.list_remarks(16)[-1].endswith("at most the 8 of a node")
     assert "nothing between nodes" not in " ".join(prediction.list_remarks(16))
     assert predictions.rank_predictions([prediction], 16) == [] and prediction.find_reach(0.01, 64).by_figures == 8
-    assert predictions.suggest_measurement(prediction, 16) is None
 
 
 def test_strong_scaling_ends_where_the_samples_do():
@@ -184,9 +151,6 @@ def test_checks_predict_each_row_from_the_smaller_ones():
     (check,) = predictions.check_curves(curves, read)  # from one device nothing is known of its links
     assert [point.devices for point in check.seen] == [1, 2] and check.row["gpus"] == 4
     assert abs(check.error) < 0.1 and check.holds
-    assert predictions.measure_own_limits([check] * 19) is None
-    own = predictions.measure_own_limits([check] * 20)
-    assert own is not None and own.keys() == load_limits().keys()
 
 
 def on_two_cores(runs, **hardware):
@@ -279,18 +243,6 @@ def make_two_models():
         run.run_id, run.workload.model = f"other-{run.run_id}", "other"
         run.spec["model"] = {**run.spec["model"], "name": "other"}
     return [*make_runs(gpus=(1, 2, 4)), *other]
-
-
-def test_siblings_correct_what_all_models_share():
-    curves, read = make_read(make_two_models())
-    (sibling,) = (curve for curve in curves if curve.group["model"] == "other")
-    corrections = predictions.measure_siblings(sibling, curves, read)
-    (check,) = predictions.check_curves([curve for curve in curves if curve is not sibling], read)
-    assert list(corrections) == [4] and corrections[4] == pytest.approx(math.log1p(check.error) / 2, rel=1e-6)
-    ((prediction,),) = (group.predictions for group in predictions.predict_curves([sibling], read, among=curves))
-    assert prediction.siblings == corrections
-    sibling.rows[0]["machine"] = "another"
-    assert predictions.measure_siblings(sibling, curves, read) == {}
 
 
 KINDS = {
