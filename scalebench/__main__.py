@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "report": (
         "one HTML page of the runs below one or more folders; also for papers",
-        "report, scalebench report multirun/A --markdown --csv",
+        "report, scalebench report multirun/A --csv --figures",
     ),
     "export": (
         "pass finished runs on to Weights & Biases or MLflow",

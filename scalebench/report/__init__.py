@@ -1,1 +1,1 @@
-"""Reports: figures of finished runs as terminal text, tables, Markdown, charts and one HTML page."""
+"""Reports: figures of finished runs as terminal text, tables, charts and one HTML page."""

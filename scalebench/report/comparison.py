@@ -55,7 +55,8 @@ def make_markdown(comparison: Comparison) -> str:
     """Return the verdict, the tables and the other sentences for GitHub and GitLab; nothing in a cell is markup."""
     *sentences, verdict = map(markdown.escape_paragraph, list_sentences(comparison))
     parts = [f"**{verdict}**"]
-    parts += [part for contrast in comparison.contrasts for part in markdown.render_block(_make_table(contrast))]
+    for table in map(_make_table, comparison.contrasts):
+        parts += [f"### {markdown.escape(table.title)}", markdown.render_table(table)]
     parts += ["\n".join(f"- {sentence}" for sentence in sentences)] if sentences else []
     return "\n\n".join(parts) + "\n"
 

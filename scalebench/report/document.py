@@ -1,6 +1,6 @@
 """The document model of a report, and how rows of the frame become parts of it.
 
-Sections make blocks from the frame; renderers (html/, markdown.py, figures.py, terminal.py) show them. All texts are
+Sections make blocks from the frame; renderers (html/, figures.py, terminal.py) show them. All texts are
 plain: a renderer escapes them, and nothing in them is markup.
 """
 

@@ -53,15 +53,14 @@ def test_the_path_of_the_page_is_printed(capsys, words, page):
     assert Path(page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
-def test_csv_markdown_and_figures_are_beside_the_page(capsys):
-    expected = [*("a/report.html", "a/report.md", "a/report.csv", "a/figures")]
-    assert lines(capsys, 0, "a", "--csv", "--markdown", "--figures") == expected
-    assert Path("a/report.md").stat().st_size > 0
+def test_csv_and_figures_are_beside_the_page(capsys):
+    expected = [*("a/report.html", "a/report.csv", "a/figures")]
+    assert lines(capsys, 0, "a", "--csv", "--figures") == expected
     assert Path("a/figures").is_dir()
     assert lines(capsys, 0, "a", "--csv", "new/rows.csv") == ["a/report.html", "new/rows.csv"]
     assert Path("new/rows.csv").exists()
     Path("empty").mkdir()
-    for file in ("empty", "a/report.md/x.csv"):
+    for file in ("empty", "a/report.csv/x.csv"):
         (line,) = lines(capsys, 2, "a", "--csv", file)
         assert line.startswith(f"scalebench: {file} cannot be written")
     frame = scalebench.load("a")

@@ -1,6 +1,6 @@
-"""A small report with every kind of block, for the renderers."""
+"""Blocks of every kind, for the renderers."""
 
-from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table, Tile, Verdict
+from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Series, Table, Tile, Verdict
 
 TAGS = {"model": "mlp", "strategy": "ddp_gloo", "hardware": "local"}
 EVIL = [
@@ -31,30 +31,6 @@ def stacked_chart():
     return Chart("parts", "Lost efficiency", Axis("devices"), Axis("share", percent=True), parts, "stacked")
 
 
-def long_chart():
-    """Two clocks with times of their own, hundreds of points."""
-    clocks = [Series(f"gpu{k}", [i + k / 2 for i in range(500)], [1400.0 - i % 7 for i in range(500)]) for k in (0, 1)]
-    return Chart("clocks", "Clocks", Axis("s"), Axis("MHz", from_zero=False), clocks)
-
-
-def sample_report():
-    rows = [
-        Row([Cell("ddp_gloo"), Cell("12,345 ± 0.8 %", 12345.0), Cell("log", link="1/rank 0 (b).log")], TAGS),
-        Row([Cell("horovod_gloo"), Cell("", None), Cell("no <NCCL> | here")]),
-    ]
-    table = Table("t", "Table", ["strategy", "samples/s", "remarks"], rows, frozenset({"samples/s"}), "Its caption.")
-    codes = [Code("scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
-    tiles = [Tile("Throughput", "12,345", "samples/s", "± 0.8 %", "ddp_gloo on 2 devices"), Tile("Speedup", "unknown")]
-    verdict = Verdict("Take ddp_gloo.", tiles, "9 % is lost.", ["one repeat", "busy | machine"], "mlp on data", TAGS)
-    answer = [Paragraph("ddp_gloo, tied with [nobody].", "answer"), Paragraph("Plain."), Paragraph("", "plain")]
-    return [
-        Section("answer", "Answer", [verdict, *answer]),
-        Section("scaling", "Scaling", [line_chart(), table, stacked_chart()]),
-        Section("clocks", "Clocks & more", [Paragraph("A machine that throttles.", "warning")]),
-        Section("problems", "Problems", codes),
-    ]
-
-
 def make_blocks(text):
     """A text in every field of every block that may come from results."""
     tags = {"strategy": text, "model": text, "hardware": "x"}
@@ -66,8 +42,3 @@ def make_blocks(text):
         Code(text, "log", text, tags), Code(text, "sh", text), Table("t", text, [text, "b"], rows, caption=text),
         Chart("c", text, Axis(text), Axis(text), bars, "bars", text),
     ]  # fmt: skip
-
-
-def hostile_sections():
-    blocks = [block for text in EVIL for block in make_blocks(text)]
-    return [Section("problems", text, blocks) for text in EVIL[:2]]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from scalebench.report.document import Chart, Table
-from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import make_sections
 from tests.builders import report_sweeps, sweeps
 from tests.builders.report_sweeps import SCRIPT, SWEEPS
+from tests.report.golden_markdown import render_document
 from tests.report.section_blocks import block_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -30,7 +30,7 @@ def is_study(block):
 
 
 def list_details(block):
-    """Return what Markdown leaves out of a block, limits, repeats, values, tags and links, a line for each part."""
+    """Return what Markdown leaves out of a block, series, values, tags and links, a line for each part."""
     if isinstance(block, Chart):
         return [{"chart": block.id, "kind": block.kind, "x": block.x, "y": block.y}, *block.series]
     if isinstance(block, Table):
@@ -65,7 +65,7 @@ def render(make_runs, folder):
             for section in make_sections(report_data) if section.id in SWEEPS[make_runs]
         ]  # fmt: skip
     assert {section.id for section in sections} == set(SWEEPS[make_runs]), make_runs
-    text = render_document(sections, len(report_data.frame), folder, folder)
+    text = render_document(sections, len(report_data.frame))
     details = [each for section in sections for block in section.blocks for each in list_details(block)]
     lines = [json.dumps(simplify(each), ensure_ascii=False) for each in details]
     return "\n".join([text, "## Details", "", "```", *lines, "```", ""]).replace(str(folder), "FOLDER")

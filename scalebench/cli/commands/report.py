@@ -1,4 +1,4 @@
-"""`scalebench report [DIR...]`: report finished runs as one HTML page, and also as Markdown, CSV and figures."""
+"""`scalebench report [DIR...]`: report finished runs as one HTML page, and also as CSV and figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = ""  # A switch without a file name writes beside the page.
 # By option: what is written beside the page, and the module that writes it.
-OUTPUTS = {"markdown": ("report.md", "markdown"), "csv": ("report.csv", "tables"), "figures": ("figures", "figures")}
+OUTPUTS = {"csv": ("report.csv", "tables"), "figures": ("figures", "figures")}
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -17,10 +17,10 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.spec import TrainSpec
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import Paragraph, Verdict
-from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import answer, make_charts, make_sections
 from tests.builders import sweeps
+from tests.report.golden_markdown import render_document
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "answers.md"
 
@@ -130,7 +130,7 @@ def render_case(name, folder):
         dataclasses.replace(each, blocks=[block for block in each.blocks if getattr(block, "language", "") != "python"])
         for each in make_sections(report_data, ["answer", "evidence"])
     ]  # fmt: skip
-    text = render_document(sections, len(report_data.frame), folder, folder).replace(str(folder), "FOLDER")
+    text = render_document(sections, len(report_data.frame)).replace(str(folder), "FOLDER")
     lines = [f"In the terminal: {sentence}\n" for sentence in sentences]
     return "\n".join([text.replace("# scalebench", f"# {name}", 1), *lines, ""])
 
