@@ -164,7 +164,6 @@ def test_a_partition_with_gpus(cluster, capsys):
     assert hardware.slurm == SlurmSpec("gpu", exclusive=True, gres="gpu:h100:{gpus}", bin=str(cluster.folder))
     assert (hardware.scheduler, hardware.this_machine, hardware.sources) == ("slurm", False, [])
     text = Path("hardware/mine.yaml").read_text()
-    assert "account: null # the partition takes p_a, p_b\n" in text and "qos: null # the partition takes fast\n" in text
     assert "max_nodes: 2 # 2 of 3 nodes were up\n" in text
     script = render(resolve(composed("hardware=mine", "strategy=simulated", "gpus=8")), Path("f"))
     for line in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=16", "--gres=gpu:h100:4", "--partition=gpu"):
