@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from scalebench.config import aliases
-from scalebench.core import config_files, plugins
+from scalebench.core import config_files
 from scalebench.core.errors import InputError, nearest_name, unknown_name_message
 from scalebench.core.spec import Config
 from scalebench.strategies import registry
@@ -30,44 +30,25 @@ FILE_HINTS = {
     "hardware": "write --config-dir FOLDER hardware=NAME for FOLDER/hardware/NAME.yaml",
 }
 MAX_LISTED_NAMES = 12  # of a group, in an error; `scalebench list` shows more
-SEARCH_PACKAGE = "scalebench-search"
-SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
-GLOBAL_HEADER = "# @package _global_"
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
-EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
-
-
 MANY_VALUES = "names several values: add --multirun for a sweep over them"
-# What Hydra, OmegaConf and our reader of records say, and the line for it, of the match and the arguments; the first
-# that matches counts.
-RULES: tuple[tuple[str, Callable[[re.Match[str], list[str]], str]], ...] = (
-    (
-        r"InputError raised while resolving interpolation: (.*?)(?: full_key: |$)",
-        lambda m, _: m[1],
-    ),  # by a resolver of scalebench's
-    (r"Could not (?:override|delete from config\.|find) '([^']+)'", lambda m, words: explain_unknown_key(m[1], words)),
-    (
-        r"already at '([^']+)'|(\S+) appears more than once in the final defaults list",
-        lambda m, _: f"{m[1] or m[2]} exists already; leave out the + before it",
-    ),
-    (r"^(\S+) is not a key$", lambda m, words: explain_unknown_key(m[1], words)),
-    (r"^Key '[^']*' (?:is )?not in.*full_key: (\S+)", lambda m, words: explain_unknown_key(m[1], words)),
-    (
-        r"Interpolation key '([^']+)' not found.*full_key: (\S+)",
-        lambda m, words: f"{m[2]}: {explain_unknown_key(m[1], words)}",
-    ),
-    (
-        r"Missing mandatory value.*full_key: (\S+)",
-        lambda m, _: f"{m[1]} has no value; choose {m[1].partition('.')[0]}=NAME",
-    ),
-    (r"INTERVAL_SWEEP", lambda *_: f"an interval is for a search, not for a sweep: {SEARCH_HINT}"),
-    (
-        r"Sweep parameters '([^=]+)=(.*interval\(.*)' requires --multirun",
-        lambda m, _: f"{m[1]}={m[2]} names several values: {SEARCH_HINT}",
-    ),
-    (r"Sweep parameters '([^=]+)=(.*)' requires --multirun", lambda m, _: f"{m[1]}={m[2]} {MANY_VALUES}"),
-    (r"Ambiguous value for argument '([^']+)'", lambda m, _: f"{m[1]} {MANY_VALUES}, or quote the value"),
-)
+EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
+# What Hydra, OmegaConf and our reader of records say of a key that there is not; and of other mistakes, with the line
+# for it, in which {0} and {1} are the groups of the match. The first that matches counts.
+UNKNOWN_KEY = re.compile(
+    r"Could not (?:override|delete from config\.|find) '([^']+)'|^(\S+) is not a key$|"
+    r"^Key '[^']*' (?:is )?not in.*full_key: (\S+)", re.DOTALL,
+)  # fmt: skip
+RULES = (
+    (r"InputError raised while resolving interpolation: (.*?)(?: full_key: |$)", "{0}"),  # by a resolver of ours
+    (r"already at '([^']+)'", "{0} exists already; leave out the + before it"),
+    (r"(\S+) appears more than once in the final defaults list", "{0} exists already; leave out the + before it"),
+    (r"Missing mandatory value.*full_key: ((\w+)\S*)", "{0} has no value; choose {1}=NAME"),
+    (r"INTERVAL_SWEEP", f"an interval is for a search, not for a sweep: {SEARCH_HINT}"),
+    (r"Sweep parameters '([^=]+=.*interval\(.*)' requires --multirun", f"{{0}} names several values: {SEARCH_HINT}"),
+    (r"Sweep parameters '([^=]+=.*)' requires --multirun", f"{{0}} {MANY_VALUES}"),
+    (r"Ambiguous value for argument '([^']+)'", f"{{0}} {MANY_VALUES}, or quote the value"),
+)  # fmt: skip
 
 
 def explain_error(error: BaseException, arguments: list[str]) -> str:
@@ -97,9 +78,13 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
         reason = "" if "Exception:" in _first_line(error) else f": {_first_line(error)}"  # of its parser's internals
         return f"cannot read the override '{error.override}'{reason}{way_out}"
     text = str(error)
-    for pattern, explain in RULES:
+    if match := UNKNOWN_KEY.search(text):
+        return explain_unknown_key(str(match[match.lastindex or 0]), arguments)
+    if match := re.search(r"Interpolation key '([^']+)' not found.*full_key: (\S+)", text, re.DOTALL):
+        return f"{match[2]}: {explain_unknown_key(match[1], arguments)}"
+    for pattern, line in RULES:
         if match := re.search(pattern, text, re.DOTALL):
-            return explain(match, arguments)
+            return line.format(*match.groups())
     full_key = re.search(r"full_key: (\S+)", text)
     if merging := re.search(r"Error merging override (.*)", text):
         return _explain_value(merging[1], _first_line(error.__cause__ or error))
@@ -123,7 +108,7 @@ def _explain_fault_of_file(file: str, text: str, error: BaseException, arguments
     if re.match(r"Key '[^']*' (is )?not in", text):
         top_keys = {f.name for f in dataclasses.fields(Config)} | {"hydra"}
         if key == group or (key == f"{group}.{last}" and last in top_keys):
-            return f"no key '{key}'; if its keys are those of the whole config, begin it with {GLOBAL_HEADER}"
+            return f"no key '{key}'; if its keys are those of the whole config, begin it with # @package _global_"
         return explain_unknown_key(key, arguments)
     value = re.match(r"Value '(.*?)'", line)
     return _explain_value(f"{key}={'' if value is None else value[1]}", line)
@@ -131,9 +116,9 @@ def _explain_fault_of_file(file: str, text: str, error: BaseException, arguments
 
 def explain_unknown_key(key: str, arguments: list[str]) -> str:
     """Return a line such as `no key 'train.lerning_rate'; did you mean 'train.learning_rate'?`"""
-    keys = [*list_config_keys(Config), *config_files.list_groups()]
-    if key.startswith("hydra.sweeper."):
-        return unknown_name_message("key", key, _sweeper_keys())
+    keys = list_keys_and_groups()
+    if key.startswith("hydra."):
+        return f"no key '{key}'; scalebench --cfg hydra shows all"
     if key.startswith("strategy.options."):  # of ~KEY alone: each run checks those that are set, by its own strategy
         return f"{key} cannot be removed, since it is not there; leave out ~{key}"
     if key in keys:
@@ -151,7 +136,7 @@ def find_meant_key(name: str, arguments: list[str]) -> str | None:
     """Return the key that a wrong name most likely stands for: as an argument of the user's program, by its name in
     other programs, by its last part, as an option of the chosen strategy, or by its spelling. None where none is
     near."""
-    keys = [*list_config_keys(Config), *config_files.list_groups()]
+    keys = list_keys_and_groups()
     last, group = _last_part(name), name.partition(".")[0]
     inside = [key for key in keys if key.startswith(f"{group}.")] if "." in name else []
     if inside and group == "script":
@@ -183,20 +168,18 @@ def _last_part(key: str) -> str:
 def _explain_value(override: str, text: str) -> str:
     """Return a line for a value of the wrong type, which OmegaConf describes in `text`."""
     key = override.partition("=")[0]
-    typed = re.search(r"Value '(.*)' of type '(\w+)' (?:could not be converted to|is not a valid) (\w+)", text)
-    typed = typed or re.search(r"Value '(.*)' (is not a valid) (bool)", text)
     if "is not a ListConfig" in text:
         return f"{key} should be a list, such as [1,2]"
     if re.search("is not a subclass of|Cannot assign .* to Dict", text):
         inner = next((each for each in list_config_keys(Config) if each.startswith(f"{key}.")), f"{key}.NAME")
         return f"{override} should be values by name, such as {inner}=VALUE"
+    typed = re.search(r"(?:could not be converted to|is not a valid) (\w+)", text)
     if typed is None:
         return f"{override}: {text}"
     units = next((text for end, text in UNITS.items() if key.endswith(end)), "")
-    value, expected = typed[1], VALUE_TYPES.get(typed[3].lower(), typed[3]) + units
-    if key == "train.batch_per_device" and value == "auto":
-        return f"{override} should be {expected}; measure=max_batch searches for the largest one that fits"
-    return f"{override} should be {expected}"
+    line = f"{override} should be {VALUE_TYPES.get(typed[1].lower(), typed[1])}{units}"
+    is_auto = override == "train.batch_per_device=auto"
+    return f"{line}; measure=max_batch searches for the largest one that fits" if is_auto else line
 
 
 def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[str]) -> str:
@@ -205,46 +188,47 @@ def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[st
     if not switch:
         return f"{message}; --hydra-help lists the switches"
     name, _, value = switch.partition("=")
-    following = arguments[arguments.index(switch) + 1 :]
-    is_value = following and not following[0].startswith("-") and "=" not in following[0]
-    value = value or (following[0] if is_value else "")
+    value = value or _value_after(arguments, switch)
     word = aliases.normalize_name(name)
-    keys = [*list_config_keys(Config), *config_files.list_groups()]
-    if word not in keys and any(argument.startswith("script=") for argument in arguments):
+    if word not in list_keys_and_groups() and any(argument.startswith("script=") for argument in arguments):
         return f"no option '{name}'; an argument of the script is script.args.{name.lstrip('-')}={value or 'true'}"
     if (hint := aliases.read_names("key_hints").get(word)) is not None:
         return f"no option '{name}'; {hint}"
     if len(word) > 1 and (near := nearest_name(name, switches)) is not None:
         return f"no option '{name}'; did you mean '{near}'?"
-    key = word if word in keys else find_meant_key(word, list(arguments)) if len(word) > 1 else None
+    key = word if word in list_keys_and_groups() else find_meant_key(word, list(arguments)) if len(word) > 1 else None
     if key is None:
         return f"no option '{name}'; settings are written KEY=VALUE, such as gpus=2, and --hydra-help lists the options"
     is_switch = isinstance(getattr(Config, key, None), bool)
     return f"no option '{name}'; write {key}={value or ('true' if is_switch else 'VALUE')}"
 
 
+def _value_after(arguments: Sequence[str], word: str) -> str:
+    """Return the argument after this one where it is a value, `gpus 2` or `gpus =2`; else an empty text."""
+    after = [*arguments, ""][list(arguments).index(word) + 1]
+    return after.removeprefix("=") if not after.startswith("-") and "=" not in after[1:] else ""
+
+
 def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
     """Return a line for a word that is not KEY=VALUE: the name of a strategy, a key, or what a space cut off."""
-    number = list(arguments).index(word)
-    before, after = ["", *arguments][number], [*arguments, ""][number + 1]
-    if before.endswith("="):
-        return f"'{word}' is not a setting: write {before}{word} without the space"
-    if word in ("script", "torchrun", "python") or word.endswith(".py"):
-        file = next((each for each in (word, *arguments) if each.endswith(".py")), "FILE")
-        return f"'{word}' is not a setting: scalebench starts a training script by itself: script={file}"
+    before = ["", *arguments][list(arguments).index(word)]
     name, _, value = word.partition(":")
-    keys = [*list_config_keys(Config), *config_files.list_groups()]
-    key = name if name in keys else None
-    for group in config_files.list_groups():
-        if key is None and word in config_files.list_options(group):
-            return f"'{word}' is a {group}: write {group}={word}"
-    key = key or find_meant_key(name, list(arguments))
-    if key is None and any(argument.startswith(("script=", "script.path=")) for argument in arguments):
-        return f"'{word}' is not a setting: words for the script follow a --, at the end"
-    if key is None:
-        return f"'{word}' is not a setting: write KEY=VALUE, such as gpus=2"
-    value = value or (after.removeprefix("=") if not after.startswith("-") and "=" not in after[1:] else "")
-    return f"'{word}' is not a setting: write {key}={value or 'VALUE'}"
+    groups = [group for group in config_files.list_groups() if word in config_files.list_options(group)]
+    is_key = name in list_keys_and_groups()
+    if before.endswith("="):
+        line = f"write {before}{word} without the space"
+    elif word in ("script", "torchrun", "python") or word.endswith(".py"):
+        file = next((each for each in (word, *arguments) if each.endswith(".py")), "FILE")
+        line = f"scalebench starts a training script by itself: script={file}"
+    elif groups and not is_key:
+        return f"'{word}' is a {groups[0]}: write {groups[0]}={word}"
+    elif (key := name if is_key else find_meant_key(name, list(arguments))) is not None:
+        line = f"write {key}={value or _value_after(arguments, word) or 'VALUE'}"
+    elif any(argument.startswith(("script=", "script.path=")) for argument in arguments):
+        line = "words for the script follow a --, at the end"
+    else:
+        line = "write KEY=VALUE, such as gpus=2"
+    return f"'{word}' is not a setting: {line}"
 
 
 def _explain_missing_file(error: MissingConfigException) -> str:
@@ -254,10 +238,6 @@ def _explain_missing_file(error: MissingConfigException) -> str:
         group = f"{group}/{inner}"
     if not slash:
         return _first_line(error)
-    if (group, name) in SEARCH_PACKAGE_FILES:
-        if SEARCH_PACKAGE in plugins.disabled_plugins():
-            return f"{group}={name} is in {SEARCH_PACKAGE}, which {plugins.PLUGINS_VARIABLE} leaves out"
-        return f"{group}={name} needs {SEARCH_PACKAGE}: pip install ./plugins/{SEARCH_PACKAGE} in a checkout"
     groups = [*config_files.list_groups(), "hydra/launcher", "hydra/sweeper"]
     names = list(config_files.list_options(group)) if error.options is None else error.options
     if not names and group not in groups:
@@ -285,20 +265,16 @@ def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
     return unknown_name_message(group, name, names, way_out)
 
 
-def _sweeper_keys() -> list[str]:
-    """Return the keys of all sweepers: those of Hydra's own, and those in YAML files of plugins."""
-    keys = {"params", "max_batch_size"}
-    for path in config_files.list_options("hydra/sweeper").values():
-        keys |= {key for key in config_files.read_yaml(path) if not key.startswith("_")}
-    return sorted(f"hydra.sweeper.{key}" for key in keys)
-
-
 def _find_strategies(arguments: list[str]) -> list[str]:
     """Return the strategies that the command line chooses, else those of its sweep, else ours by default."""
     chosen = {group: value for group, _, value in (argument.partition("=") for argument in arguments)}
     path = config_files.list_options("sweep").get(chosen.get("sweep", ""))
     swept = None if path is None else OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params.strategy")
     return str(chosen.get("strategy") or swept or "ddp").split(",")
+
+
+def list_keys_and_groups() -> list[str]:
+    return [*list_config_keys(Config), *config_files.list_groups()]
 
 
 def list_config_keys(kind: type, prefix: str = "") -> Iterator[str]:
