@@ -16,16 +16,6 @@ from pathlib import Path
 from scalebench.core.config_files import list_groups, read_strategy_config, read_yaml
 from scalebench.core.errors import InputError
 
-PRECISION_ALIASES = {
-    name: precision
-    for precision, names in {
-        "bfloat16": "bf16 bf16-mixed bf16-true mixed_bfloat16",
-        "float16": "fp16 f16 half 16 16-mixed mixed_float16",
-        "float32": "fp32 f32 float full 32 32-true",
-        "tf32": "tensorfloat32",
-    }.items()
-    for name in names.split()
-}
 SHARE_KEYS = ("measure.target", "dataset.validation_share")  # shares, which people also write in per cent
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _OVERRIDE = re.compile(r"(\+{0,2})([\w./@-]+)=(.*)", re.DOTALL)
@@ -109,7 +99,7 @@ def _accept_alias(override: str) -> str:
         return f"{prefix}{key}={','.join(map(_name_module, value.split(',')))}"
     if key == "train.precision":
         words = [word.strip() for word in value.split(",")]
-        return f"{prefix}{key}={','.join(PRECISION_ALIASES.get(word.lower(), word) for word in words)}"
+        return f"{prefix}{key}={','.join(read_names(key).get(word.lower(), word) for word in words)}"
     if key in SHARE_KEYS:
         return f"{prefix}{key}={_PERCENT.sub(lambda percent: f'{float(percent[1]) / 100:.12g}', value)}"
     return override

@@ -45,15 +45,8 @@ from scalebench.core.spec import Config, HardwareSpec
 
 HYDRA_VERSION = "1.3"  # whose defaults and rules apply
 PATH_KEYS = (
-    "script",
-    "script.path",
-    "script.command",
-    "script.folder",
-    "dataset.path",
-    "dataset.cache",
-    "hydra.run.dir",
-    "hydra.sweep.dir",
-    "hardware.node_copy",
+    *("script", "script.path", "script.command", "script.folder", "dataset.path", "dataset.cache"),
+    *("hydra.run.dir", "hydra.sweep.dir", "hardware.node_copy"),
 )
 OPEN_KEYS = ("hardware.environment", "model.options", "dataset.options", "strategy.options", "script.args")
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
@@ -116,28 +109,20 @@ def compose_config(overrides: Sequence[str]) -> Config:
 
 
 def accept_words(overrides: Iterable[str]) -> list[str]:
-    """Return overrides with the accepted spellings of values as ours, and with quotes around the paths that Hydra's
-    grammar takes for something else, such as `epoch=3,fold=1.npz`."""
+    """Return overrides with the accepted spellings of values as ours, and with quotes around the paths and commands
+    that Hydra's grammar cannot read, such as `epoch=3.npz`."""
     return expand_script(accept_aliases(map(_quote_path, overrides)))
 
 
 def _quote_path(override: str) -> str:
-    """Return the override of a path with quotes around it, where Hydra cannot read it, or would read several values. A
-    value is a path where its key is one's, or where such a file exists."""
+    """Return the override of a path or a command with quotes around it, where Hydra cannot read it."""
     key, value = split_override(override)
-    if re.fullmatch(r"[\w./:@%+-]*|\[.*\]|'.*'|\".*\"", value, re.ASCII | re.DOTALL):
-        return override
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-        is_readable = not parsed.is_sweep_override()
-    except HydraException:
-        parsed, is_readable = None, False
-    is_file = os.path.exists(value)
-    if is_readable or not (is_file or (parsed is None and key in PATH_KEYS)):
-        return override
-    several = value.split(",")
-    paths = several if not is_file and all(map(os.path.exists, several)) else [value]
-    return f"{override.removesuffix(value)}{','.join(map(quote, paths))}"
+    if key in PATH_KEYS:
+        try:
+            OverridesParser.create().parse_override(override)
+        except HydraException:
+            return f"{override.removesuffix(value)}{quote(value)}"
+    return override
 
 
 def quote(text: str) -> str:

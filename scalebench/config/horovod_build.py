@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import re
 import sys
@@ -32,7 +31,8 @@ print("ANSWER", *[name for name in sys.argv[2:] if getattr(horovod, name + "_bui
 """
 METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}  # of Horovod's metadata.json
 EXTENSION_PATTERNS = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
-# By the number of its library, and what the first line of `mpirun --version` contains. MPICH's ABI is also Intel's.
+# The MPI of each number of its library, and what the first line of its `mpirun --version` contains. MPICH's ABI is also
+# Intel's.
 MPI_LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.(40|12)\b")
 MPI_BY_NUMBER = {b"40": "Open MPI", b"12": "MPICH"}
 MPIRUN_NAMES = {"Open MPI": ("Open MPI", "OpenRTE"), "MPICH": ("HYDRA", "MPICH", "Intel(R) MPI", "MVAPICH")}
@@ -93,16 +93,14 @@ def describe_horovod(framework: str) -> tuple[str, bool]:
         return "Horovod is not installed", False
     version, problem = _installed_version("horovod") or "of unknown version", find_build_problem(framework)
     build = f"Horovod {version} with {FRAMEWORKS[framework]}"
-    features: list[str] | None = []
-    if problem is None:
-        features, reason = ask_python(PROBE_SCRIPT, framework, *TRANSPORTS, limit_s=MAX_PROBE_S)
-        problem = reason and f"Horovod {version} does not import with {framework}: {reason}; {REBUILD}"
-    if problem or features is None:
+    if problem is not None:
         return f"{build}: no ({problem})", False
+    features, reason = ask_python(PROBE_SCRIPT, framework, *TRANSPORTS, limit_s=MAX_PROBE_S)
+    if features is None:
+        return f"{build}: no (Horovod {version} does not import with {framework}: {reason}; {REBUILD})", False
     present = ", ".join(text for name, text in TRANSPORTS.items() if name in features)
     missing = ", ".join(text for name, text in TRANSPORTS.items() if name not in features)
-    version_built_for = detect_framework_version(framework)
-    return f"{build} {version_built_for}: {present}{f' (no {missing})' if missing else ''}", True
+    return f"{build} {detect_framework_version(framework)}: {present}{f' (no {missing})' if missing else ''}", True
 
 
 def detect_framework_version(framework: str) -> str | None:
@@ -123,11 +121,7 @@ def _installed_version(package: str) -> str | None:
 def find_nccl_package() -> Path | None:
     """Return the folder of the NCCL that PyTorch's wheels for CUDA bring, with its headers; None where it is not
     installed."""
-    try:
-        spec = importlib.util.find_spec("nvidia.nccl")
-    except (ImportError, ValueError):
-        return None
-    folders = map(Path, (spec and spec.submodule_search_locations) or ())
+    folders = [Path(folder, "nvidia", "nccl") for folder in sys.path]
     needed = ("include/nccl.h", "lib/libnccl.so.2")
     return next((folder for folder in folders if all((folder / path).exists() for path in needed)), None)
 

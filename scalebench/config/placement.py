@@ -63,12 +63,16 @@ def compute_placement(config: Config, gpus: int) -> Placement:
         places = _place_process_per_device(config, counts)
     wanted_cores, cores = max(counts) * (hardware.cpus_per_device or 1), hardware.cpus_per_node or max(counts)
     quota = machine.cpu_quota() if hardware.this_machine else None
+    max_processes = max(Counter(place.node for place in places).values())
+    pinned = [(place.node, core) for place in places for core in place.cpus]
     return Placement(
         places,
         counts,
         in_sequence=counts == in_sequence,
         shortage=_find_shortage(config, gpus, capacities, len(counts)),
-        oversubscribed=wanted_cores > min(cores, quota or cores) or _has_shared_cores(hardware, places),
+        oversubscribed=wanted_cores > min(cores, quota or cores)
+        or max_processes > (hardware.cpus_per_node or max_processes)
+        or len(set(pinned)) < len(pinned),
     )
 
 
@@ -93,18 +97,17 @@ def _place_process_per_device(config: Config, counts: list[int]) -> list[RankPla
 def _list_service_roles(config: Config) -> list[str]:
     """List the roles of the processes that drive no device, the chief first. Raise InputError where
     strategy.processes is wrong."""
-    processes = config.strategy.processes
-    if processes == "one_per_device":
-        return []
-    roles = processes.get("roles") if isinstance(processes, dict) and set(processes) == {"roles"} else None
-    if not isinstance(roles, dict):
-        raise InputError(f"strategy.processes={processes} should be one_per_device, one_for_all or roles")
-    if set(roles) != {CHIEF, "ps", "worker"} or roles[CHIEF] != 1 or roles["worker"] != "gpus":
-        raise InputError(f"strategy.processes.roles={roles} should be chief: 1, ps: a count, worker: gpus")
-    servers = roles["ps"]
-    if not (isinstance(servers, int) and not isinstance(servers, bool) and 1 <= servers <= MAX_PARAMETER_SERVERS):
-        raise InputError(f"strategy.processes.roles.ps={servers} should be a count, at least 1")
-    return [CHIEF, *["ps"] * servers]
+    match config.strategy.processes:
+        case "one_per_device":
+            return []
+        case {"roles": {"chief": 1, "ps": int(servers), "worker": "gpus", **more}} if (
+            not more and 1 <= servers <= MAX_PARAMETER_SERVERS
+        ):
+            return [CHIEF, *["ps"] * servers]
+    raise InputError(
+        f"strategy.processes={config.strategy.processes} should be one_per_device, one_for_all or "
+        "{roles: {chief: 1, ps: a count, worker: gpus}}"
+    )
 
 
 def _list_capacities(hardware: HardwareSpec, gpus: int) -> list[int]:
@@ -151,13 +154,6 @@ def _find_shortage(config: Config, gpus: int, capacities: list[int], nodes: int)
     per_node = hardware.gpus_per_node
     has = f"{hardware.max_nodes} of {per_node} devices each" if per_node else f"{hardware.max_nodes}"
     return f"gpus={gpus} asks for {nodes} nodes, hardware={hardware.name} has {has}"
-
-
-def _has_shared_cores(hardware: HardwareSpec, places: list[RankPlacement]) -> bool:
-    """Return whether a node has more processes than cores, or two processes share a core."""
-    max_processes = max(Counter(place.node for place in places).values())
-    cores = [(place.node, core) for place in places for core in place.cpus]
-    return max_processes > (hardware.cpus_per_node or max_processes) or len(set(cores)) < len(cores)
 
 
 def resolve_device_ids(hardware: HardwareSpec, gpus: int, per_node: int) -> list[int]:

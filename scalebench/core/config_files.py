@@ -204,9 +204,8 @@ def read_comments(path: Path) -> tuple[str, dict[str, str]]:
 def describe_entry(path: Path) -> str:
     """Return the description in a YAML file, else the first sentence of the comment at its beginning, or its first
     clause where that is long."""
-    match = re.search(r"""^description:\s*(.+)$""", path.read_text(errors="replace"), re.MULTILINE)
-    if match is not None:
-        return str(read_yaml(path).get("description") or "")
+    if description := read_yaml(path).get("description"):
+        return str(description)
     head, _ = read_comments(path)
     sentence = re.match(r""".+?[.?]"?(?=\s+["A-Z]|$)""", head)
     text = sentence[0] if sentence else head

@@ -38,29 +38,22 @@ def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return the candidates that `name` may stand for: those of the same words, those of the same name but for its
-    number, those that continue it, or the nearest one. Empty where none is near."""
+    """Return the candidates that `name` may stand for: those of the same words, those that continue it, or it but for
+    its number, or the nearest one. Empty where none is near."""
     names, typed = list(candidates), name.lower()
     if same := [each for each in names if sorted(_WORD.findall(each.lower())) == sorted(_WORD.findall(typed))]:
         return same[:MAX_NEAREST_NAMES]
-    stem = _without_digits(typed)
-    if len(stem) >= MIN_STEM_CHARACTERS and typed not in names:
-        family = [each for each in names if _without_digits(each.lower()) == stem]
-        longer = [each for each in names if each.lower().startswith(typed)]
-        if family or longer:
-            return sorted(family or longer, key=split_number)[:MAX_NEAREST_NAMES]
+    stem = typed.rstrip("0123456789")
+    if len(stem) >= MIN_STEM_CHARACTERS and (longer := [each for each in names if each.lower().startswith(stem)]):
+        return sorted(longer, key=split_number)[:MAX_NEAREST_NAMES]
     nearest = nearest_name(name, names)
     return [] if nearest is None else [nearest]
-
-
-def _without_digits(name: str) -> str:
-    return re.sub(r"\d+", "", name)
 
 
 def split_number(name: str) -> tuple[str, int, str]:
     """Return a sort key of names that puts resnet50 before resnet101."""
     digits = re.search(r"\d+", name)
-    return _without_digits(name), int(digits[0]) if digits else 0, name
+    return re.sub(r"\d+", "", name), int(digits[0]) if digits else 0, name
 
 
 def unknown_name_message(kind: str, name: str, candidates: Iterable[str], way_out: str | None = None) -> str:

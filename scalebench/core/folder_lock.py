@@ -35,10 +35,6 @@ class LockHolder:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.hostname} (since {self.since})"
 
-    def is_alive(self) -> bool:
-        """Return whether it still runs, on this host."""
-        return is_process_alive(self.pid, self.pid_started_s)
-
 
 class FolderLock:
     """A lock on `folder` from construction to `release`, also as a context manager. Construction raises InputError
@@ -62,7 +58,7 @@ class FolderLock:
             holder = None if of_ended_job else read_holder(folder)
             if holder is not None and holder.hostname != platform.node():
                 self._refuse(holder, f"if it no longer runs, remove {self.path}")
-            if holder is not None and not self._lock.is_locked and holder.is_alive():
+            if holder is not None and not self._lock.is_locked and is_process_alive(holder.pid, holder.pid_started_s):
                 self._refuse(holder)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             own = LockHolder(platform.node(), os.getpid(), psutil.Process().create_time(), now)
@@ -144,9 +140,7 @@ def refuse_successful_run(folder: Path) -> None:
 def is_done_before(spec: RunSpec, folder: Path) -> bool:
     """Return whether `folder` holds this run, and it was successful. Raise InputError where its result is another
     run's."""
-    if (folder / run_folder.RESULT_FILE).exists() and run_folder.read_run_key(folder) != (
-        spec.fingerprint,
-        spec.config.repeat,
-    ):
+    key = spec.fingerprint, spec.config.repeat
+    if (folder / run_folder.RESULT_FILE).exists() and run_folder.read_run_key(folder) != key:
         raise InputError(f"{folder} holds the result of another run; choose another folder")
     return run_folder.has_successful_run(folder)

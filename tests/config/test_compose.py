@@ -4,7 +4,6 @@ import functools
 import itertools
 import os
 import random
-from pathlib import Path
 
 import pytest
 from hydra import version
@@ -190,19 +189,15 @@ def test_the_typed_config_is_plain_with_variables_and_values_of_a_wrong_type_are
     assert type(config.model.input_shape) is list
     with pytest.raises(InputError, match=r"^gpu is not a key$"):
         composing.to_config(composing.compose(["+gpu=1"]))
-    with pytest.raises(InputError, match=r"^seed should be int, not str$"):
+    with pytest.raises(InputError, match=r"^seed: Expected `int`, got `str`$"):
         composing.to_config(OmegaConf.create({"seed": "two"}))
     with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):
         composing.to_config(OmegaConf.create({"model": {"name": "???"}}))
 
 
-def test_the_name_of_a_file_may_hold_what_hydra_cannot_read():
-    odd = ["my data (v2).npz", "Kurven_Prüfung.npz", "it's.npz", "a,b.npz", "50%.npz", "[x].npz"]
-    for name in ("epoch=3-fold=1.npz", *odd):
-        Path(name).touch()
+def test_a_path_may_hold_what_hydra_cannot_read():
+    for name in ("epoch=3-fold=1.npz", "my data (v2).npz", "Kurven_Prüfung.npz", "it's.npz", "50%.npz", "[x.npz"):
         assert composing.compose([f"dataset.path={name}"]).dataset.path == name
-        assert composing.compose([f"model.description={name}"]).model.description == name, "any key can have a file"
-    assert composing.compose(["dataset.cache=/scratch/größe=1"]).dataset.cache == "/scratch/größe=1", "or none"
-    Path("a=1.npz").touch()
-    Path("b=2.npz").touch()
-    assert composing.accept_words(["dataset.path=a=1.npz,b=2.npz"]) == ["dataset.path='a=1.npz','b=2.npz'"]
+    assert composing.accept_words(["dataset.path=a,b"]) == ["dataset.path=a,b"], "two values of a sweep"
+    command = composing.accept_words(["script.command=torchrun --n=2 train.py"])[0]
+    assert command == "script.command='torchrun --n=2 train.py'"

@@ -48,7 +48,7 @@ def test_roles_stand_before_the_workers_and_take_no_device(machine_with):
     assert spec.services == {1: "ps", 2: "ps", 3: "worker", 4: "worker"}
     assert make_spec(gpus=2).services == {}
     incomplete = make_config(strategy__processes={"roles": {"chief": 1, "worker": "gpus"}})
-    assert resolve_error(incomplete).endswith("should be chief: 1, ps: a count, worker: gpus")
+    assert resolve_error(incomplete).endswith("{roles: {chief: 1, ps: a count, worker: gpus}}")
 
 
 def test_nodes_and_named_hosts_are_filled_in_their_order():

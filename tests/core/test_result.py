@@ -81,13 +81,15 @@ def test_another_file_is_refused_with_the_way_out(tree, tmp_path):
     older = {key: value for key, value in tree.items() if key != "schema_version"}
     assert "schema version None" in refusal(written(tmp_path, older))
     line = refusal(written(tmp_path, tree | {"status": "fine"}))
-    assert "status should be ok|failed|oom|timeout|unsupported|cancelled; run it again" in line
+    assert (
+        "status: Expected `str` matching regex '^(ok|failed|oom|timeout|unsupported|cancelled)$'; run it again" in line
+    )
     line = refusal(written(tmp_path, tree | {"started_at": "yesterday"}))  # by which baselines are chosen
     assert "is not a valid record: Invalid isoformat string: 'yesterday'" in line
     line = refusal(written(tmp_path, tree | {"machine": tree["machine"] | {"cpus": None}}))
-    assert "machine.cpus should be int, not null; run it again" in line
+    assert "machine.cpus: Expected `int`, got `null`; run it again" in line
     tree["ranks"][0]["block_s"][1] = "0.1"
-    assert "ranks[0].block_s[1] should be float, not str; run it again" in refusal(written(tmp_path, tree))
+    assert "ranks[0].block_s[1]: Expected `float`, got `str`; run it again" in refusal(written(tmp_path, tree))
     path.unlink()
     path.mkdir()
     assert "Is a directory" in refusal(path)

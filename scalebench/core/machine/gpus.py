@@ -87,16 +87,12 @@ def detect_peer_access(ask: NvmlQuery, handles: Sequence[Any]) -> dict[str, Pair
 
     OK means allowed. Kinds that the driver does not report are left out; None where it reports none.
     """
-    matrices = {}
-    for kind, number in PEER_KINDS.items():
 
-        def state(a: int, b: int, number: int = number) -> str:
-            return PEER_STATES.get(ask("nvmlDeviceGetP2PStatus", handles[a], handles[b], number), "")
+    def state(number: int, a: int, b: int) -> str:
+        return PEER_STATES.get(ask("nvmlDeviceGetP2PStatus", handles[a], handles[b], number), "")
 
-        matrix = _pair_matrix(len(handles), state)
-        if matrix is not None:
-            matrices[kind] = matrix
-    return matrices or None
+    matrices = {kind: _pair_matrix(len(handles), partial(state, number)) for kind, number in PEER_KINDS.items()}
+    return {kind: matrix for kind, matrix in matrices.items() if matrix is not None} or None
 
 
 def pairs_by_link(topology: PairMatrix) -> dict[str, list[tuple[int, int]]]:
@@ -273,13 +269,9 @@ def count_amd_gpus() -> int:
     nodes = cpus.SYSTEM_ROOT.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
     count = sum(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE) is not None for node in nodes)
     for variable in filter(os.environ.__contains__, AMD_VISIBLE):
-        entries = map(str.strip, os.environ[variable].split(","))
-        count = sum(1 for _ in takewhile(partial(_names_one_of, count), entries))
+        entries, known = map(str.strip, os.environ[variable].split(",")), {str(number) for number in range(count)}
+        count = sum(1 for _ in takewhile(lambda entry: entry.startswith("GPU-") or entry in known, entries))  # noqa: B023
     return count
-
-
-def _names_one_of(count: int, entry: str) -> bool:
-    return entry.startswith("GPU-") or (entry.isdigit() and int(entry) < count)
 
 
 def find_unsupported_gpus() -> str | None:
@@ -309,15 +301,11 @@ def name_visible_gpus(devices: Sequence[int]) -> list[str | None]:
 
     What a number means depends on CUDA_VISIBLE_DEVICES and on the order in which CUDA counts.
     """
-    with nvml_queries() as ask:
-        handles, visible = _handles(ask), _visible_indices(ask)
-
-        def name_gpu(device: int) -> str | None:
-            index = visible[device] if device < len(visible) else None
-            facts = [] if index is None else [ask(f"nvmlDeviceGet{what}", handles[index]) for what in ("Name", "UUID")]
-            return " ".join(facts) if facts and None not in facts else None
-
-        return [name_gpu(device) for device in choose_visible_gpus(devices, len(visible))]
+    visible, gpus = visible_gpus(), detect_gpus().gpus
+    chosen = choose_visible_gpus(devices, len(visible))
+    indices = [visible[device] if device < len(visible) else None for device in chosen]
+    named = [None if index is None else gpus[index] for index in indices]
+    return [f"{gpu.name} {gpu.uuid}" if gpu is not None and gpu.name and gpu.uuid else None for gpu in named]
 
 
 def count_gpus() -> int:

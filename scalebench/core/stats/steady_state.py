@@ -116,7 +116,7 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float, independent: boo
     if drift is None:
         return None
     flags = []
-    length = find_warmup_length(series) if _may_move_mean(series, tolerance) else None
+    length = find_warmup_length(series)
     rest = float(series[length:].mean()) if length else 0.0
     if rest > 0 and abs(float(series.mean()) / rest - 1) > tolerance:
         flags.append("warmup_left")
@@ -127,18 +127,6 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float, independent: boo
 
 def _is_drift(drift: estimates.Estimate | None, tolerance: float) -> bool:
     return drift is not None and (drift.low > 0 or drift.high < 0) and abs(drift.value) > max(tolerance, ROUNDING)
-
-
-def _may_move_mean(series: estimates.FloatArray, tolerance: float) -> bool:
-    """Return whether the mean could move by more than `tolerance` without a warm-up, of whatever length.
-
-    In most series it could not, and finding the length takes ten times as long.
-    """
-    half = len(series) // 2
-    sums = series.cumsum()
-    means = (sums[-1] - sums[:half]) / np.arange(len(series) - 1, len(series) - half - 1, -1)
-    mean, low, high = float(sums[-1]) / len(series), float(means.min()), float(means.max())
-    return not (low > 0 and max(mean / low - 1, 1 - mean / high) <= tolerance - ROUNDING)
 
 
 def find_steady_start(block_s: npt.ArrayLike, tolerance: float) -> int | None:
