@@ -269,8 +269,8 @@ def count_amd_gpus() -> int:
     nodes = cpus.SYSTEM_ROOT.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
     count = sum(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE) is not None for node in nodes)
     for variable in filter(os.environ.__contains__, AMD_VISIBLE):
-        entries, known = map(str.strip, os.environ[variable].split(",")), {str(number) for number in range(count)}
-        count = sum(1 for _ in takewhile(lambda entry: entry.startswith("GPU-") or entry in known, entries))  # noqa: B023
+        entries, numbers = map(str.strip, os.environ[variable].split(",")), {str(number) for number in range(count)}
+        count = sum(1 for _ in takewhile(lambda entry: entry.startswith("GPU-") or entry in numbers, entries))  # noqa: B023
     return count
 
 
