@@ -35,6 +35,10 @@ class LockHolder:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.hostname} (since {self.since})"
 
+    def is_alive(self) -> bool:
+        """Return whether it still runs, on this host."""
+        return is_process_alive(self.pid, self.pid_started_s)
+
 
 class FolderLock:
     """A lock on `folder` from construction to `release`, also as a context manager. Construction raises InputError
@@ -58,7 +62,7 @@ class FolderLock:
             holder = None if of_ended_job else read_holder(folder)
             if holder is not None and holder.hostname != platform.node():
                 self._refuse(holder, f"if it no longer runs, remove {self.path}")
-            if holder is not None and not self._lock.is_locked and is_process_alive(holder.pid, holder.pid_started_s):
+            if holder is not None and not self._lock.is_locked and holder.is_alive():
                 self._refuse(holder)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             own = LockHolder(platform.node(), os.getpid(), psutil.Process().create_time(), now)
