@@ -36,7 +36,7 @@ from scalebench.measure.timing import (
     time_blocks,
     time_warm_call,
 )
-from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy
+from scalebench.strategies.base import PARTS, NotMeasured, Strategy
 from scalebench.workloads.source import Source
 
 NO_SYNC = "replicas that exchange nothing do not wait for each other"
@@ -58,10 +58,11 @@ class Variant:
     new_batches: bool = True  # each batch from the feed; else its first one, which is full, over and over
 
 
-class InterleavedLoop:
-    """A Loop of `rounds` times one block of each variant; every second round is reversed, against slow drifts.
+class InterleavedBlocks:
+    """`rounds` times one block of each variant, as phases of a loop; every second round is reversed, against drifts.
 
-    The first step of a block is not timed: it may still be affected by the block before, and by the switch.
+    Before each block is one of a single step, which does not count: it may still be affected by the block before, and
+    by the switch. Ranks begin them together.
     """
 
     def __init__(
@@ -75,67 +76,47 @@ class InterleavedLoop:
         report: Callable[[], None] = lambda: None,
     ) -> None:
         """`steps` are timed in each block; `report` is called between blocks."""
-        self._strategy, self._batches, self._steps = strategy, batches, steps
-        self._clock, self._report = clock, report
-        self._switches_sync = any(not variant.sync for variant in variants)
-        orders = [variants, variants[::-1]]
-        self._blocks = [variant for number in range(rounds) for variant in orders[number % 2]]
-        self.seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+        self._strategy, self._variants, self._report = strategy, variants, report
+        self._switches_sync = any(not variant.sync for variant in variants)  # not every strategy can
+        self._blocks = [each for number in range(rounds) for each in (variants[::-1] if number % 2 else variants)]
+        self._phases = [LoopPhase(variant.name, lambda before: steps, lambda series: True) for variant in self._blocks]
+        if strategy.has_program:
+            self._phases[-1].decide = self._meet
+        begins = [LoopPhase("switch", partial(self._begin, each), lambda series: True) for each in self._blocks]
+        phases = [*itertools.chain(*zip(begins, self._phases, strict=True))]
+        self.loop = TimedLoop(strategy, self._draw(batches, steps), phases, clock=clock)
         self.first_batch: Any = None
-        self._steps_done, self._start_s = 0, 0.0
-        self._variants, self._has_pause = len(variants), False
-        self._paused_rounds: set[int] = set()  # in which rank 0 saw evaluation or saving
+        self._has_pause: list[bool] = []  # of each block that is over: whether rank 0 saw evaluation or saving
 
-    def __iter__(self) -> Iterator[Any]:
-        self._begin_block(0)
-        self.first_batch = batch = next(self._batches)
+    def _draw(self, batches: Iterator[Any], steps: int) -> Iterator[Any]:
+        self.first_batch = next(batches)
+        yield self.first_batch
         for drawn in itertools.count(1):  # a count of its own: trainers may draw batches ahead of their steps
-            yield batch
-            if self._is_over:
-                return
-            block = drawn // (self._steps + 1)
+            block = drawn // (steps + 1)
             is_new = block < len(self._blocks) and self._blocks[block].new_batches
-            batch = next(self._batches) if is_new else self.first_batch
+            yield next(batches) if is_new else self.first_batch
 
-    def done(self, part: LossPart | None) -> bool:
-        """Count one step that was issued. True when the loop is over."""
-        block, step = divmod(self._steps_done, self._steps + 1)
-        self._steps_done += 1
-        self._has_pause |= step > 0 and part is not None and bool(part.pause)
-        if step == 0:
-            self._strategy.synchronize()
-            self._start_s = self._clock()
-        elif step == self._steps:
-            self._strategy.synchronize()
-            self.seconds[self._blocks[block].name].append(self._clock() - self._start_s)
-            if not self._is_over:
-                self._begin_block(block + 1)
-            elif self._strategy.has_program:
-                self._meet(block + 1)
-                self._drop_pauses()
-        return self._is_over
-
-    @property
-    def _is_over(self) -> bool:
-        return self._steps_done >= len(self._blocks) * (self._steps + 1)
-
-    def _begin_block(self, block: int) -> None:
+    def _begin(self, variant: Variant, before: BlockSeries | None) -> int:
         self._report()
-        if self._switches_sync:  # not every strategy can
-            self._strategy.set_gradient_sync(self._blocks[block].sync)
-        self._meet(block)
+        if self._switches_sync:
+            self._strategy.set_gradient_sync(variant.sync)
+        self._meet(before)
+        return 1
 
-    def _meet(self, block: int) -> None:
-        """Wait for all ranks before a block, and note whether rank 0 saw a pause in the one before it."""
-        if self._strategy.broadcast(float(self._has_pause)) and block:
-            self._paused_rounds.add((block - 1) // self._variants)
-        self._has_pause = False
+    def _meet(self, before: BlockSeries | None) -> bool:
+        """Wait for all ranks, and note whether rank 0 saw a pause in the block before."""
+        has_pause = self._strategy.broadcast(float(before is not None and any(before.pauses))) > 0
+        self._has_pause += [] if before is None else [has_pause]
+        return True
 
-    def _drop_pauses(self) -> None:
-        """Drop the rounds with a pause, unless hardly any are left."""
-        for name, seconds in self.seconds.items():
-            trained = [block_s for number, block_s in enumerate(seconds) if number not in self._paused_rounds]
-            self.seconds[name] = trained if len(trained) >= MIN_TRAINED_ROUNDS else seconds
+    def seconds(self, variant: Variant) -> list[float]:
+        """Return those of each block of a variant, without rounds that have a pause unless hardly any are left."""
+        count = len(self._variants)
+        paused = {number // count for number, has_pause in enumerate(self._has_pause) if has_pause}
+        blocks = [(number // count, phase.series.seconds[0]) for number, phase in enumerate(self._phases)
+                  if self._blocks[number] is variant and phase.series.seconds]  # fmt: skip
+        trained = [seconds for number, seconds in blocks if number not in paused]
+        return trained if len(trained) >= MIN_TRAINED_ROUNDS else [seconds for _, seconds in blocks]
 
 
 class ProbeRunner:
@@ -252,16 +233,16 @@ class ProbeRunner:
         steps = self._block_repeats(self.step_s)
         round_s = len(variants) * (steps + 1) * self.step_s
         rounds = repeats_within(self.settings.probe_s, round_s, *ROUND_BOUNDS)
-        loop = InterleavedLoop(self.strategy, batches, variants, steps, rounds, self.clock, self.report)
+        blocks = InterleavedBlocks(self.strategy, batches, variants, steps, rounds, self.clock, self.report)
         try:
-            self.strategy.train(loop)
+            self.strategy.train(blocks.loop)
         finally:
-            self.batch = loop.first_batch
+            self.batch = blocks.first_batch
             if can_switch:
                 self.strategy.set_gradient_sync(True)
         self.record.steps = steps
         for variant in variants:
-            setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
+            setattr(self.record, f"{variant.name}_s", blocks.seconds(variant))
 
     def _probe_imbalance(self, batches: Iterator[Any], can_switch: bool) -> None:
         """Time single steps without synchronization, which all ranks begin together; the first does not count."""

@@ -9,7 +9,7 @@ import pytest
 from scalebench.core.probe_record import Profile
 from scalebench.core.result import RankRecord
 from scalebench.core.spec import StrategySpec
-from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
+from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedBlocks, ProbeRunner, Variant
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
@@ -172,8 +172,8 @@ ON, OFF, FIXED = Variant("on"), Variant("off", sync=False), Variant("fixed", syn
 LOADING_S, SWITCH_S = 100.0, 1e4
 
 
-def loop(variants, steps, rounds, ahead=0):
-    """Return a loop that has ended, and its strategy, which draws batches ahead of its steps."""
+def interleave(variants, steps, rounds, ahead=0):
+    """Return blocks that have been trained, and their strategy, which draws batches ahead of its steps."""
     strategy = Timed(simulated_spec(2))
     strategy.switch_s = SWITCH_S
 
@@ -182,14 +182,14 @@ def loop(variants, steps, rounds, ahead=0):
             strategy.now_s += LOADING_S
             yield number
 
-    interleaved, drawn = InterleavedLoop(strategy, load(), variants, steps, rounds, lambda: strategy.now_s), []
-    for batch in interleaved:
+    blocks, drawn = InterleavedBlocks(strategy, load(), variants, steps, rounds, lambda: strategy.now_s), []
+    for batch in blocks.loop:
         drawn.append(batch)
         if len(drawn) > ahead:
             strategy.step(drawn.pop(0))
-            if interleaved.done(None):
+            if blocks.loop.done(None):
                 break
-    return interleaved, strategy
+    return blocks, strategy
 
 
 def batches_of_steps(strategy):
@@ -198,23 +198,24 @@ def batches_of_steps(strategy):
 
 def test_each_variant_is_timed_as_often_in_blocks_that_all_ranks_begin_together():
     for steps, rounds in ((1, 1), (1, 4), (3, 2), (5, 3)):
-        seconds = loop([ON, OFF, FIXED], steps, rounds)[0].seconds
-        step_seconds = {"on": STEP_S + SYNC_S + LOADING_S, "off": STEP_S + LOADING_S, "fixed": STEP_S}
-        expected = {name: pytest.approx([steps * step_s] * rounds) for name, step_s in step_seconds.items()}
-        assert seconds == expected
-    _, strategy = loop([ON, OFF], 2, 2)
-    block = ["barrier", "step", "synchronize", "step", "step", "synchronize"]  # waits for the device at both ends
+        blocks, _ = interleave([ON, OFF, FIXED], steps, rounds)
+        step_seconds = ((ON, STEP_S + SYNC_S + LOADING_S), (OFF, STEP_S + LOADING_S), (FIXED, STEP_S))
+        for variant, step_s in step_seconds:
+            assert blocks.seconds(variant) == pytest.approx([steps * step_s] * rounds)
+    _, strategy = interleave([ON, OFF], 2, 2)
+    # Waits for the device at both ends.
+    block = ["barrier", "synchronize", "step", "synchronize", "synchronize", "step", "step", "synchronize"]
     expected = ["on", *block, "off", *block, "off", *block, "on", *block]
     assert [event.split()[0] for event in strategy.events] == expected
 
 
 def test_a_held_batch_is_the_first_of_the_feed():
     """It is full, and one that was drawn later may be the smaller one at the end of an epoch."""
-    interleaved, strategy = loop([ON, FIXED], 2, 2)
-    assert interleaved.first_batch == 0
+    blocks, strategy = interleave([ON, FIXED], 2, 2)
+    assert blocks.first_batch == 0
     assert batches_of_steps(strategy) == [0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 5]
     for ahead in (1, 2):  # a trainer that draws ahead gets the batches of each block, too
-        assert batches_of_steps(loop([ON, FIXED], 3, 1, ahead)[1]) == [0, 1, 2, 3, 0, 0, 0, 0]
+        assert batches_of_steps(interleave([ON, FIXED], 3, 1, ahead)[1]) == [0, 1, 2, 3, 0, 0, 0, 0]
 
 
 def test_rounds_with_a_pause_of_a_users_program_are_left_out():
@@ -222,7 +223,7 @@ def test_rounds_with_a_pause_of_a_users_program_are_left_out():
     program = SimpleNamespace(has_program=True, synchronize=lambda: None, broadcast=lambda value: value)
     ticks = itertools.count()
     variants = [Variant("new"), Variant("same", new_batches=False)]
-    loop = InterleavedLoop(program, iter(range(100)), variants, 1, 4, clock=lambda: next(ticks))
-    for step, _ in enumerate(loop):
-        loop.done(LossPart(None, 1, "saving" if step == 3 else ""))
-    assert [len(seconds) for seconds in loop.seconds.values()] == [3, 3]
+    blocks = InterleavedBlocks(program, iter(range(100)), variants, 1, 4, clock=lambda: next(ticks))
+    for step, _ in enumerate(blocks.loop):
+        blocks.loop.done(LossPart(None, 1, "saving" if step == 3 else ""))
+    assert [len(blocks.seconds(variant)) for variant in variants] == [3, 3]
