@@ -12,7 +12,7 @@ from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractResult
 from scalebench.core.json_files import read_record
 from scalebench.core.machine.gpus import GpuRoom
 from scalebench.testing import gpu_truths
-from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth
+from scalebench.testing.gpu_worker import FAIL, NOT_POSSIBLE, PASS, TITLES, Truth
 
 pytestmark = pytest.mark.gpu
 STEP = Truth("program", PASS, "100 ms, expected 100 ms within 10%", 0.1, 0.1, 0.1)
@@ -30,7 +30,7 @@ def no_doctor(monkeypatch):
 def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor, capsys):
     assert main(["check", "--gpu"]) == 0
     rows = [line for line in Path("gpu-check.md").read_text().splitlines() if line.startswith("| ")][2:]
-    assert len(rows) == len(gpu_truths.TITLES) + 2, "doctor and contracts besides"
+    assert len(rows) == len(TITLES) + 2, "doctor and contracts besides"
     assert rows[:2] == [
         "| doctor | pass: 0 GPUs; its findings are below |",
         f"| a step of known length, through the whole program | pass: {STEP.text} |",

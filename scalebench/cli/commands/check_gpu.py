@@ -37,14 +37,15 @@ from scalebench.core.process import build_python_command
 from scalebench.report import markdown
 from scalebench.strategies import registry
 from scalebench.testing import gpu_truths as truths
-from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth, try_truths
+from scalebench.testing.gpu_truths import try_truths
+from scalebench.testing.gpu_worker import FAIL, NOT_POSSIBLE, PASS, Truth
 
 TITLE = "# scalebench check --gpu"
 NO_GPU = "no GPU"
 LINES_FILE = "lines.json"  # of one process
 NO_TIME = "no time is left; --minutes gives more"
 STOPPED = "it was stopped at the end of the time; --minutes gives more"
-ONE_DEVICE = ("device", *truths.ONE_DEVICE_TRUTHS)
+ONE_DEVICE = ("device", "timer", "copy", "monitor", "memory", "profiler")
 # By the first of its lines: all of them, and what is observed for them in a folder.
 OBSERVATIONS: dict[str, tuple[tuple[str, ...], Callable[[Path], list[Truth]]]] = {
     names[0]: (names, observe)
