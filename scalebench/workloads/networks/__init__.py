@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import json
 import sys
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError, unknown_name_message
-from scalebench.core.plugins import PluginEntry
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
-from scalebench.workloads.networks import simple
+from scalebench.workloads.networks import cifar10_cnns, imagenet_cnns, language_models, resnet, simple
 
 NO_DEFAULT = inspect.Parameter.empty
 ANY_OPTION = "**"  # among the options of a function that accepts any keyword
@@ -28,73 +26,53 @@ TOKENS = ("tokens",)  # integers, for each of which the network looks up a vecto
 class NetworkEntry(NamedTuple):
     """The function that builds a network, and the inputs that it takes."""
 
-    function: str  # "module:function", called as function(network, outputs, **settings, **options), the network empty
+    build: Callable[..., Any]  # called as build(network, outputs, **settings, **options) with an empty network
     axes: tuple[str, ...] = IMAGE  # of its inputs; empty: the function checks them itself
     input_shape: Callable[[dict[str, Any]], Sequence[int]] | None = None  # of all options, if these determine it
     settings: Mapping[str, Any] = MappingProxyType({})  # what sets it apart from similar networks; not options
-    plugin: PluginEntry | None = None  # that brings it
-
-    @property
-    def label(self) -> str:
-        return f"model '{self.plugin.name}' of {self.plugin.origin}" if self.plugin is not None else self.function
-
-    def load(self) -> Callable[..., Any]:
-        """Import the function. Raises PluginError where that of a plugin cannot be loaded or called like ours."""
-        if self.plugin is None:
-            module, _, name = self.function.partition(":")
-            function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            return function
-        function = plugins.load_object(self.function, self.label)
-        if not callable(function):
-            raise PluginError(f"{self.label}: {self.function} is not a function")
-        try:
-            options = list(inspect.signature(function).parameters.values())[2:]
-            kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            required = [each.name for each in options if each.kind in kinds and each.default is NO_DEFAULT]
-            inspect.signature(function).bind("network", "outputs", **dict.fromkeys(required))
-        except (TypeError, ValueError) as error:
-            raise PluginError(
-                f"{self.label}: {self.function} should be a function(network, outputs, **options): {error}"
-            ) from None
-        return function
+    label: str = ""  # in messages, of one that a plugin brings
 
     def list_options(self) -> dict[str, Any]:
-        """Return every option with its default, which is NO_DEFAULT for a required one."""
-        parameters = list(inspect.signature(self.load()).parameters.values())[2:]
+        """Return every option with its default, which is NO_DEFAULT for a required one. Raises PluginError for an
+        object of a plugin that cannot be called like a function."""
+        try:
+            parameters = list(inspect.signature(self.build).parameters.values())[2:]
+        except (TypeError, ValueError) as error:
+            raise PluginError(f"{self.label} should be a function(network, outputs, **options): {error}") from None
         options = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
         defaults = {ANY_OPTION if each.kind is each.VAR_KEYWORD else each.name: each.default for each in options}
         return {name: default for name, default in defaults.items() if name not in self.settings}
 
 
 NETWORKS: dict[str, NetworkEntry] = {
-    "materials_cnn": NetworkEntry("simple:materials_cnn", CURVE),
-    "inception_v3": NetworkEntry("imagenet_cnns:inception_v3"),
-    "resnet50": NetworkEntry("resnet:v1", settings={"blocks": (3, 4, 6, 3), "as_in_keras": True}),
-    "resnet50_v1_5": NetworkEntry("resnet:v1", settings={"blocks": (3, 4, 6, 3), "as_in_keras": False}),
-    "resnet50_v2": NetworkEntry("resnet:resnet50_v2"),
-    "resnet101": NetworkEntry("resnet:v1", settings={"blocks": (3, 4, 23, 3), "as_in_keras": True}),
-    "resnet152": NetworkEntry("resnet:v1", settings={"blocks": (3, 8, 36, 3), "as_in_keras": True}),
-    "vgg11": NetworkEntry("imagenet_cnns:vgg", settings={"convolutions": (1, 1, 2, 2, 2), "dropout": 0.5}),
-    "vgg16": NetworkEntry("imagenet_cnns:vgg", settings={"convolutions": (2, 2, 3, 3, 3), "dropout": 0.0}),
-    "vgg19": NetworkEntry("imagenet_cnns:vgg", settings={"convolutions": (2, 2, 4, 4, 4), "dropout": 0.5}),
-    "alexnet": NetworkEntry("imagenet_cnns:alexnet"),
-    "googlenet": NetworkEntry("imagenet_cnns:googlenet"),
-    "lenet": NetworkEntry("imagenet_cnns:lenet"),
-    "overfeat": NetworkEntry("imagenet_cnns:overfeat"),
-    "trivial": NetworkEntry("imagenet_cnns:trivial"),
-    "cifar10_cnn": NetworkEntry("cifar10_cnns:cifar10_cnn"),
-    "alexnet_cifar10": NetworkEntry("cifar10_cnns:alexnet_cifar10"),
-    "resnet20_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 3}),
-    "resnet32_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 5}),
-    "resnet44_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 7}),
-    "resnet56_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 9}),
-    "resnet110_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 18}),
-    "densenet40_k12": NetworkEntry("cifar10_cnns:densenet", settings={"layers": 12}),
-    "densenet100_k12": NetworkEntry("cifar10_cnns:densenet", settings={"layers": 32}),
-    "mlp": NetworkEntry("simple:mlp", VECTOR),
-    "synthetic": NetworkEntry("simple:synthetic", CURVE, lambda options: simple.shape_sample(options["sample_bytes"])),
-    "gpt_small": NetworkEntry("language_models:gpt", TOKENS, lambda options: [options["sequence_length"]]),
-    "lstm_small": NetworkEntry("language_models:lstm", TOKENS, lambda options: [options["sequence_length"]]),
+    "materials_cnn": NetworkEntry(simple.materials_cnn, CURVE),
+    "inception_v3": NetworkEntry(imagenet_cnns.inception_v3),
+    "resnet50": NetworkEntry(resnet.v1, settings={"blocks": (3, 4, 6, 3), "as_in_keras": True}),
+    "resnet50_v1_5": NetworkEntry(resnet.v1, settings={"blocks": (3, 4, 6, 3), "as_in_keras": False}),
+    "resnet50_v2": NetworkEntry(resnet.resnet50_v2),
+    "resnet101": NetworkEntry(resnet.v1, settings={"blocks": (3, 4, 23, 3), "as_in_keras": True}),
+    "resnet152": NetworkEntry(resnet.v1, settings={"blocks": (3, 8, 36, 3), "as_in_keras": True}),
+    "vgg11": NetworkEntry(imagenet_cnns.vgg, settings={"convolutions": (1, 1, 2, 2, 2), "dropout": 0.5}),
+    "vgg16": NetworkEntry(imagenet_cnns.vgg, settings={"convolutions": (2, 2, 3, 3, 3), "dropout": 0.0}),
+    "vgg19": NetworkEntry(imagenet_cnns.vgg, settings={"convolutions": (2, 2, 4, 4, 4), "dropout": 0.5}),
+    "alexnet": NetworkEntry(imagenet_cnns.alexnet),
+    "googlenet": NetworkEntry(imagenet_cnns.googlenet),
+    "lenet": NetworkEntry(imagenet_cnns.lenet),
+    "overfeat": NetworkEntry(imagenet_cnns.overfeat),
+    "trivial": NetworkEntry(imagenet_cnns.trivial),
+    "cifar10_cnn": NetworkEntry(cifar10_cnns.cifar10_cnn),
+    "alexnet_cifar10": NetworkEntry(cifar10_cnns.alexnet_cifar10),
+    "resnet20_cifar10": NetworkEntry(cifar10_cnns.resnet, settings={"blocks": 3}),
+    "resnet32_cifar10": NetworkEntry(cifar10_cnns.resnet, settings={"blocks": 5}),
+    "resnet44_cifar10": NetworkEntry(cifar10_cnns.resnet, settings={"blocks": 7}),
+    "resnet56_cifar10": NetworkEntry(cifar10_cnns.resnet, settings={"blocks": 9}),
+    "resnet110_cifar10": NetworkEntry(cifar10_cnns.resnet, settings={"blocks": 18}),
+    "densenet40_k12": NetworkEntry(cifar10_cnns.densenet, settings={"layers": 12}),
+    "densenet100_k12": NetworkEntry(cifar10_cnns.densenet, settings={"layers": 32}),
+    "mlp": NetworkEntry(simple.mlp, VECTOR),
+    "synthetic": NetworkEntry(simple.synthetic, CURVE, lambda options: simple.shape_sample(options["sample_bytes"])),
+    "gpt_small": NetworkEntry(language_models.gpt, TOKENS, lambda options: [options["sequence_length"]]),
+    "lstm_small": NetworkEntry(language_models.lstm, TOKENS, lambda options: [options["sequence_length"]]),
 }
 
 
@@ -113,37 +91,27 @@ def build_by_name(
     if outputs < 1:
         raise InputError(f"model.outputs={outputs} should be at least 1")
     _check_options(name, options or {}, entry.list_options())
-    if entry.plugin is None:
+    if not entry.label:
         return _build_once(name, tuple(input_shape), outputs, json.dumps(options or {}))
-    return _build_for_plugin(entry, Network(name, input_shape), outputs, options or {})
+    network = Network(name, input_shape)
+    with plugins.attribute_errors(entry.label), redirect_stdout(sys.stderr):  # its prints are no part of our output
+        entry.build(network, outputs, **(options or {}))
+    per_token = (*network.input.shape, outputs) if network.count("embedding") else (outputs,)
+    if network.output.shape not in ((outputs,), per_token):
+        raise PluginError(
+            f"{entry.label} ends in '{network.output.name}' of shape {network.output.shape}, and "
+            f"model.outputs={outputs} needs ({outputs},)"
+        )
+    if network.parameters == 0:
+        raise PluginError(f"{entry.label} has nothing to train: no convolution, dense layer or normalization")
+    return network
 
 
 @functools.lru_cache(16)
 def _build_once(name: str, input_shape: tuple[int, ...], outputs: int, options: str) -> Network:
     """Build one of our networks, which must not be changed: the runs of a sweep and their baselines share theirs."""
     network, entry = Network(name, input_shape), NETWORKS[name]
-    entry.load()(network, outputs, **entry.settings, **json.loads(options))
-    return network
-
-
-def _build_for_plugin(entry: NetworkEntry, network: Network, outputs: int, options: dict[str, Any]) -> Network:
-    """Have a plugin's function add its nodes to the network, and return it.
-
-    Raises PluginError, with the traceback as its log, where the function fails or does not end in that number of
-    outputs. An InputError of the function passes through, since it is the user's mistake.
-    """
-    function, label = entry.load(), entry.label
-    # Prints of user code are not part of our output.
-    with plugins.attribute_errors(label), redirect_stdout(sys.stderr):
-        function(network, outputs, **options)
-    per_token = (*network.input.shape, outputs) if network.count("embedding") else (outputs,)
-    if network.output.shape not in ((outputs,), per_token):
-        raise PluginError(
-            f"{label} ends in '{network.output.name}' of shape {network.output.shape}, and model.outputs={outputs} "
-            f"needs ({outputs},)"
-        )
-    if network.parameters == 0:
-        raise PluginError(f"{label} has nothing to train: no convolution, dense layer or normalization")
+    entry.build(network, outputs, **entry.settings, **json.loads(options))
     return network
 
 
@@ -210,7 +178,8 @@ def _find_entry(name: str) -> NetworkEntry:
     points = {point.name: point for point in reversed(plugins.plugin_entries("models"))}
     if name not in points:
         raise InputError(unknown_name_message("model", name, [*NETWORKS, *points, "custom"]))
-    return NetworkEntry(points[name].target, axes=(), plugin=points[name])
+    label = f"model '{name}' of {points[name].origin}"
+    return NetworkEntry(plugins.load_object(points[name].target, label), axes=(), label=label)
 
 
 def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:

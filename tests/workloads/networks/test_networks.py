@@ -150,7 +150,7 @@ FAULTS = {
     "nothing trained": ({"body": "network._add(None, 'relu', [], (outputs,)); return"}, "has nothing to train"),
     "no such module": ({"target": "no_such_net:tiny"}, r"^model 'tiny' of tiny-net .*no_such_net"),
     "no such function": ({"target": "tiny_net:teeny"}, r"^model 'tiny' of tiny-net .*teeny"),
-    "no function": ({"target": "tiny_net:__name__"}, r"tiny_net:__name__ is not a function$"),
+    "no function": ({"target": "tiny_net:__name__"}, r"^model 'tiny' of tiny-net should be a function"),
     "other arguments": ({"target": "tiny_net:InputError.with_traceback"}, r"^model 'tiny' of tiny-net"),
 }  # fmt: skip
 
