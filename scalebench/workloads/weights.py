@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +19,19 @@ Layer = tuple[str, tuple[int, ...], str]  # name, shape, initializer
 class DrawnArrays(Mapping[str, NDArray[np.float32]]):
     """Arrays by name, each of which is drawn where it is read: all of them would be a second copy of the model."""
 
-    def __init__(self, draws: dict[str, Callable[[], NDArray[np.float32]]]) -> None:
-        self._draws = draws
+    def __init__(self, layers: list[Layer], seed: int) -> None:
+        self._layers, self._seed = {layer[0]: layer for layer in layers}, seed
+        if len(self._layers) < len(layers):
+            raise ValueError("two layers have the same name")
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
-        return self._draws[name]()
+        return _draw(*self._layers[name], self._seed)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._draws)
+        return iter(self._layers)
 
     def __len__(self) -> int:
-        return len(self._draws)
+        return len(self._layers)
 
 
 def initial_weights(layers: Iterable[Layer], seed: int) -> DrawnArrays:
@@ -41,20 +42,17 @@ def initial_weights(layers: Iterable[Layer], seed: int) -> DrawnArrays:
     sqrt(6 / (fan_in + fan_out))). It raises ValueError for any other initializer, for a name that occurs twice, and for
     one of the uniform initializers with fewer than two axes, which have no fan-in.
     """
-    draws: dict[str, Callable[[], NDArray[np.float32]]] = {}
-    for name, shape, init in layers:
-        if name in draws:
-            raise ValueError(f"two layers are named {name}")
-        draws[name] = partial(_draw, name, shape, init, seed)
-    return DrawnArrays(draws)
+    return DrawnArrays(list(layers), seed)
 
 
 def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np.float32]:
     if init in ("zeros", "ones"):
         return np.full(shape, float(init == "ones"), np.float32)
     kind, _, parameter = init.partition(":")
+    # By crc32, since Python's hash of a string differs from process to process.
+    generator = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
     if kind == "normal":
-        normal = _generator(name, seed).standard_normal(shape, dtype=np.float32)
+        normal = generator.standard_normal(shape, dtype=np.float32)
         normal *= np.float32(parameter)
         return normal
     if len(shape) < 2:
@@ -72,13 +70,7 @@ def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np
             f"{name} has unknown init {init}: zeros, ones, normal:0.02, uniform:0.1, he_uniform or glorot_uniform"
         )
     # In float32 and in place, since the largest kernel of VGG16 takes 411 MB.
-    array = _generator(name, seed).random(shape, dtype=np.float32)
+    array = generator.random(shape, dtype=np.float32)
     array -= np.float32(0.5)
     array *= np.float32(2 * limit)
     return array
-
-
-def _generator(name: str, seed: int) -> np.random.Generator:
-    """Return the random generator of one array. The name is hashed with crc32, since Python's hash of a string differs
-    from process to process."""
-    return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))

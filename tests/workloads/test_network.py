@@ -67,7 +67,7 @@ def test_weights_are_those_of_their_initializer_name_and_seed():
     for layers, message in (
         ([("a", (2, 2), "he_normal")], "unknown init he_normal"),
         ([("a", (2,), "he_uniform")], "no fan-in"),
-        ([("a", (2,), "ones"), ("a", (3,), "ones")], "two layers are named a"),
+        ([("a", (2,), "ones"), ("a", (3,), "ones")], "two layers have the same name"),
     ):
         with pytest.raises(ValueError, match=message):
             dict(initial_weights(layers, 0))

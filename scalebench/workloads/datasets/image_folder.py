@@ -113,18 +113,14 @@ def _choose_files(class_folders: list[Path], size: int, seed: int) -> tuple[NDAr
 
 
 def _list_pictures(folder: Path) -> list[str]:
-    """Return the sorted names of the pictures in a class folder. A class without any is most likely a mistake.
-
-    A pipe or a device among them would be read without an end."""
+    """Return the sorted names of the pictures in a class folder. A class without any is most likely a mistake. A pipe
+    among them would be read without an end, so only regular files count."""
     try:
         with os.scandir(folder) as entries:
-            pictures = [entry for entry in entries if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != "."]
-        names = sorted(entry.name for entry in pictures)
-        odd = next((entry for entry in pictures if not entry.is_file()), None)
+            files = [entry.name for entry in entries if entry.name[0] != "." and entry.is_file()]
     except OSError as error:
         raise InputError(f"{folder} cannot be read ({error.strerror}): {HINT}") from None
-    if odd is not None:
-        raise InputError(f"{odd.path} is not a regular file, or a link to none: remove it")
+    names = sorted(name for name in files if name.lower().endswith(SUFFIXES))
     if not names:
         raise InputError(f"{folder} has no JPEG files: remove it, or fill it, since every folder is a class")
     return names
