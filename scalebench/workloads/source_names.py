@@ -15,45 +15,42 @@ from scalebench.core.errors import InputError
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
 
 
-class SourceNames:
-    """Follows the names in the user's files, through assignments, imports and base classes."""
+FindFile = Callable[[str, str], Path | None]  # returns the file of a reference "module:function", for a key in messages
 
-    def __init__(self, find_file: Callable[[str, str], Path | None]) -> None:
-        """`find_file` returns the file of a reference "module:function", for a key in messages."""
-        self._find_file = find_file
-        self._files: dict[str, SourceFile | None] = {}  # by module
-        self._visited: set[tuple[str, str]] = set()
 
-    def reach_method(self, reference: str, method: str) -> bool:
-        """Return whether the function names a class that has the method or inherits it, directly or through others."""
-        module, _, name = reference.partition(":")
-        if module not in self._files:
-            self._files[module] = self._read(module, own=not self._files)
-        file = self._files[module]
-        if file is None or (module, name) in self._visited:
-            return False
-        self._visited.add((module, name))
+def reaches_method(reference: str, method: str, find_file: FindFile) -> bool:
+    """Return whether the function names a class that has the method or inherits it, directly or through assignments,
+    imports and base classes in the user's files."""
+    files: dict[str, SourceFile | None] = {}  # by module
+    waiting, visited = [reference], set()
+    while waiting:
+        target = waiting.pop()
+        module, _, name = target.partition(":")
+        if module not in files:
+            files[module] = _read(module, find_file, is_named=target == reference)
+        file = files[module]
+        if file is None or target in visited:
+            continue
+        visited.add(target)
         node = file.definitions.get(name)
+        parts = [] if node is None else [node]
         if isinstance(node, ast.ClassDef):
             if any(method in _list_bound_names(statement) for statement in node.body):
                 return True
-            used: list[ast.AST] = list(node.bases)
-        else:
-            used = [] if node is None else [node]
-        names = {name} if node is None else {each for part in used for each in _list_names(part)}
-        return any(self.reach_method(target, method) for each in names for target in file.find_targets(each))
+            parts = list(node.bases)
+        names = {each for part in parts for each in _list_names(part)} if node is not None else {name}
+        waiting += [found for each in names for found in file.find_targets(each)]
+    return False
 
-    def _read(self, module: str, own: bool) -> SourceFile | None:
-        """Return a file of the user's, or one that the config names; None for others, which are not followed."""
-        if module.partition(".")[0] in sys.stdlib_module_names:
-            return None
-        try:
-            path = self._find_file(f"{module}:_", "model.torch")
-            if path is None or path.suffix != ".py" or not (own or INSTALLED.isdisjoint(path.parts)):
-                return None
-            return SourceFile(module, path)
-        except (InputError, SyntaxError, ValueError, OSError):
-            return None
+
+def _read(module: str, find_file: FindFile, is_named: bool) -> SourceFile | None:
+    """Return a file of the user's, or the one that the config names; None for others, which are not followed."""
+    try:
+        path = None if module.partition(".")[0] in sys.stdlib_module_names else find_file(f"{module}:_", "model.torch")
+        is_read = path is not None and path.suffix == ".py" and (is_named or INSTALLED.isdisjoint(path.parts))
+        return SourceFile(module, path) if path is not None and is_read else None
+    except (InputError, SyntaxError, ValueError, OSError):
+        return None
 
 
 class SourceFile:

@@ -24,7 +24,7 @@ from scalebench.core.errors import InputError, PluginError, unknown_name_message
 from scalebench.core.process import USER_FOLDERS
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
-from scalebench.workloads.source_names import SourceFile, SourceNames
+from scalebench.workloads.source_names import SourceFile, reaches_method
 
 if TYPE_CHECKING:
     from scalebench.workloads.source import SampleShape
@@ -226,7 +226,7 @@ def complete_model(model: ModelSpec, samples: SampleShape, dataset: str) -> Mode
 
 def has_training_step(model: ModelSpec) -> bool:
     """Return whether the user's function names a class that computes its loss by itself, as a LightningModule does."""
-    return model.torch is not None and SourceNames(find_file).reach_method(model.torch, TRAINING_STEP)
+    return model.torch is not None and reaches_method(model.torch, TRAINING_STEP, find_file)
 
 
 def _choose_loss(model: ModelSpec, samples: SampleShape, dataset: str) -> str:

@@ -4,6 +4,7 @@ unpickled."""
 import hashlib
 import io
 import os
+import pickle
 import tarfile
 from pathlib import Path
 
@@ -21,42 +22,10 @@ NAMES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
 PYTHON = "cifar-10-batches-py"
 
 
-def string(text):
-    """A str of Python 2, as its pickle protocol 2 has it."""
-    return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + len(text).to_bytes(4, "little") + text
-
-
-def number(value):
-    if 0 <= value < 256:
-        return b"K" + bytes([value])
-    return b"M" + value.to_bytes(2, "little") if 0 <= value < 2**16 else b"J" + value.to_bytes(4, "little", signed=True)
-
-
-def listed(items):
-    """A list, whose elements Python 2 wrote in parts of 1,000."""
-    parts = list(items)
-    return b"]" + b"".join(b"(" + b"".join(parts[n : n + 1000]) + b"e" for n in range(0, len(parts), 1000))
-
-
-def python_batch(pixels, labels, fortran=False, dtype=b"u1"):
-    """What Python 2 and numpy 1 wrote for {batch_label, labels, data, filenames}, opcode by opcode."""
-    stored = 0
-
-    def put(content):
-        nonlocal stored
-        stored += 1
-        return content + (b"q" + bytes([stored]) if stored < 256 else b"r" + stored.to_bytes(4, "little"))
-
-    values = pixels.tobytes("F" if fortran else "C")
-    shape = b"".join(map(number, pixels.shape)) + b"\x86"
-    kind = b"cnumpy\ndtype\n" + put(string(dtype)) + b"K\x00K\x01\x87R" + put(b"") + b"(K\x03" + string(b"|") + b"NNN"
-    kind += number(-1) * 2 + b"K\x00tb"
-    array = put(b"cnumpy.core.multiarray\n_reconstruct\n") + put(b"cnumpy\nndarray\n") + b"K\x00\x85" + string(b"b")
-    array += put(b"\x87R") + b"(K\x01" + shape + kind + (b"\x88" if fortran else b"\x89") + string(values) + b"tb"
-    items = put(b"\x80\x02}") + b"(" + put(string(b"batch_label")) + put(string(b"training batch 1 of 5"))
-    items += put(string(b"labels")) + listed(map(number, labels))
-    items += put(string(b"data")) + array + put(string(b"filenames"))
-    return items + listed(put(string(b"leptodactylus_%d.png" % n)) for n in range(len(labels))) + b"u."
+def python_batch(pixels, labels):
+    """{labels, data} as Python 2 and numpy 1 wrote them, by the names that arrays had then."""
+    content = pickle.dumps({b"labels": labels, b"data": pixels}, protocol=2)
+    return content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
 
 
 RANDOM = np.random.default_rng(0)
