@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,9 +17,8 @@ def make_space(*overrides: str) -> SearchSpace:
     return parse_space(OverridesParser.create().parse_overrides(list(overrides)))
 
 
-def make_study(*overrides: str, journal: Path | None = None, more_is_better: bool = False, **settings: Any) -> Study:
-    identity = {"space": " ".join(overrides)}
-    return Study(SearchSettings(**settings), make_space(*overrides), more_is_better, "mse", identity, journal)
+def make_study(*overrides: str, more_is_better: bool = False, **settings: Any) -> Study:
+    return Study(SearchSettings(**settings), make_space(*overrides), more_is_better, "mse")
 
 
 def run_trials(study: Study, value_of: Callable[[dict[str, str]], float], limit: int = 1000) -> list[list[str]]:

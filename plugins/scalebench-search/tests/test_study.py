@@ -1,17 +1,12 @@
-"""Trials: proposed alike whether or not a program ends between them, and kept."""
+"""Trials: proposed alike after the same results."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from scalebench_search.study import Outcome, classify_outcome
 from searches import RATE, make_study, run_trials
-
-from scalebench.core.errors import InputError
-
-JOURNAL = Path("search.journal")
 
 
 def bowl(words: dict[str, str]) -> float:
@@ -21,31 +16,22 @@ def bowl(words: dict[str, str]) -> float:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_resumed_search_proposes_the_same_trials(sampler: str) -> None:
+def test_a_search_that_begins_anew_proposes_the_same_trials(sampler: str) -> None:
     words = (RATE, "train.optimizer=adam,sgd")
     conf = {"n_trials": 9, "startup_trials": 3, "sampler": sampler}
     made = make_study(*words, **conf)
     complete = run_trials(made, bowl)
     assert type(made.study.sampler).__name__ == {"tpe": "TPESampler", "random": "RandomSampler"}[sampler]
-    pieces = []
-    for _ in range(9):
-        pieces += run_trials(make_study(*words, journal=JOURNAL, **conf), bowl, limit=1)
-    assert len(complete) == 9 and pieces == complete
+    assert len(complete) == 9 and run_trials(make_study(*words, **conf), bowl) == complete
     assert len({tuple(words) for words in complete}) == 9
     other = run_trials(make_study(*words, **conf, seed=1), bowl)
     assert not set(map(tuple, other)) & set(map(tuple, complete))
 
 
-def test_a_trial_without_an_outcome_is_proposed_again() -> None:
-    first = make_study(RATE, journal=JOURNAL)
-    lost, next_one = first.propose(2)
-    first.record(lost.number, Outcome())
-    assert first.propose(1) == [lost] and next_one.number == 1
-    first.record(next_one.number, Outcome("complete", 1.0))
-    again = make_study(RATE, journal=JOURNAL)
-    assert again.propose(2) == [lost]  # trial 2 is not in a row with it
-    again.record(lost.number, Outcome("complete", 1.0))
-    assert [trial.number for trial in again.propose(2)] == [2, 3]
+def test_a_refused_trial_ends_its_batch() -> None:
+    made = make_study(RATE, n_trials=4)
+    made.refuse = lambda trial: Outcome("pruned", status="refused") if trial.number == 1 else None
+    assert [[trial.number for trial in made.propose(3)] for _ in range(3)] == [[0], [2, 3], []]
 
 
 def test_equal_settings_are_tried_once() -> None:
@@ -80,37 +66,6 @@ def test_more_is_better_for_some() -> None:
         assert made.best is not None and made.best.outcome.value == value
         values = [trial.outcome.value or 0.0 for trial in made.rank_trials()]
         assert values == sorted(values, reverse=more)
-
-
-@pytest.mark.parametrize("torn", [b'{"op_code":8,"wor', b"{", b""])
-def test_a_torn_journal_is_mended(torn: bytes) -> None:
-    run_trials(make_study(RATE, journal=JOURNAL, n_trials=2), lambda words: 1.0)
-    JOURNAL.write_bytes(JOURNAL.read_bytes() + torn)
-    JOURNAL.with_name("search.journal.lock").symlink_to(JOURNAL.absolute())
-    made = make_study(RATE, journal=JOURNAL, n_trials=4)
-    run_trials(made, lambda words: 2.0)
-    assert [trial.outcome.value for trial in make_study(RATE, journal=JOURNAL, n_trials=4).rank_trials()] == [
-        1.0,
-        1.0,
-        2.0,
-        2.0,
-    ]
-
-
-def test_a_half_proposed_trial_is_dropped() -> None:
-    """The program was killed between two of its values."""
-    made = make_study(RATE, "b=x,y", journal=JOURNAL)
-    run_trials(made, lambda words: 1.0, limit=1)
-    made.study.ask({"train.learning_rate": made.space.searched["train.learning_rate"]})
-    again = make_study(RATE, "b=x,y", journal=JOURNAL)
-    assert [trial.number for trial in again.propose(1)] == [2]
-    assert [(trial.number, trial.outcome.state, trial.overrides) for trial in again.rank_trials()][1] == (1, "fail", [])
-
-
-def test_another_search_is_refused() -> None:
-    make_study(RATE, journal=JOURNAL)
-    with pytest.raises(InputError, match=r"was another one: its space was train.learning_rate=.* is a=1,2 now; choose"):
-        make_study("a=1,2", journal=JOURNAL)
 
 
 @pytest.mark.parametrize(

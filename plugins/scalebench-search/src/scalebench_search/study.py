@@ -1,25 +1,21 @@
-"""The trials of a search: optuna proposes them and keeps them in a journal in the sweep's folder."""
+"""The trials of a search, which optuna proposes."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench_search.objective import TO_TARGET, SearchSettings, objective_value
 from scalebench_search.search_space import SearchSpace
 
-JOURNAL = "search.journal"
-STUDY = "search"
 NO_OPTUNA = "a search needs optuna: pip install optuna"
 DIVERGED = "Diverged:"  # in the reason of a run whose loss is not finite
 # A setting that does not work here is worse than any value. Other failures may be the machine's fault, and say nothing
 # about the setting.
 DOES_NOT_WORK = ("oom", "timeout", "unsupported")
-OPEN = "running"  # optuna's state of a trial without an outcome, which is proposed again when the search is resumed
+OPEN = "running"  # optuna's state of a trial without an outcome
 
 
 @dataclass(frozen=True)
@@ -51,94 +47,61 @@ class Trial:
 class Study:
     """Proposes and records the trials of a search.
 
-    A search proposes the same values after the same results, also when it is resumed: each trial draws its own random
-    numbers, from the seed and its number.
+    A search proposes the same values after the same results, since each trial draws its own random numbers, from the
+    seed and its number. So one that is resumed begins anew, and its runs that are done before are not repeated.
     """
 
     settings: SearchSettings
     space: SearchSpace
     more_is_better: bool
     label: str  # of the objective, for people
-    identity: dict[str, str]  # must be equal for a search to be resumed
-    journal: Path | None = None  # None: kept in memory only, for a dry run
+    refuse: Callable[[Trial], Outcome | None] = lambda trial: None  # the outcome of settings that contradict each other
+    trials: list[Trial] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        optuna = import_optuna()
-        direction = "maximize" if self.more_is_better else "minimize"
-        try:
-            storage = None if self.journal is None else _open_storage(self.journal)
-            self.study = optuna.create_study(
-                storage=storage, study_name=STUDY, direction=direction, load_if_exists=True
-            )
-        except Exception as error:
-            raise InputError(f"{self.journal} is not a record of a search ({error}); remove it") from error
-        for name, value in self.identity.items():
-            if (before := self.study.user_attrs.get(name, value)) != value:
-                raise InputError(
-                    f"the search in {self.journal} was another one: its {name} was {before}, and is {value} now; "
-                    "choose another hydra.sweep.dir"
-                )
-            self.study.set_user_attr(name, value)
-        for trial in self.list_trials():
-            if trial.outcome.state == OPEN and not trial.overrides:  # the program was killed while it was proposed
-                self.record(trial.number, Outcome("fail", status="failed", reason="never begun"))
-
-    def list_trials(self) -> list[Trial]:
-        """Return all trials in the order of their numbers, those without an outcome too."""
-        trials, details = [], self.study.user_attrs
-        for frozen in self.study.get_trials(deepcopy=False):
-            state = frozen.state.name.lower()
-            value = frozen.value if state == "complete" else None
-            complete = set(frozen.params) == set(self.space.searched)
-            overrides = self.space.overrides(frozen.params) if complete else []
-            outcome = Outcome(state, value, **details.get(f"trial {frozen.number}", {}))
-            trials.append(Trial(frozen.number, overrides, outcome))
-        return trials
+        self.study = import_optuna().create_study(direction="maximize" if self.more_is_better else "minimize")
 
     def propose(self, limit: int) -> list[Trial]:
-        """Return the next trials, at most `limit` with consecutive numbers; none when the search is over. Trials that
-        have no outcome yet come first."""
+        """Return the next trials, at most `limit` with consecutive numbers; none when the search is over. One with the
+        settings of an earlier trial has its outcome."""
         batch: list[Trial] = []
-        waiting = [trial for trial in self.list_trials() if trial.outcome.state == OPEN]
-        while len(batch) < limit:
-            trial = waiting.pop(0) if waiting else self._ask()
-            if trial is None or (batch and trial.number != batch[-1].number + 1):
+        while len(batch) < limit and (number := len(self.trials)) < self.settings.n_trials:
+            self.study.sampler = _create_sampler(self.settings, number)
+            trial = Trial(number, self.space.overrides(self.study.ask(self.space.searched).params))
+            twin = next((each for each in self.trials if each.overrides == trial.overrides), None)
+            self.trials.append(trial)
+            if twin is None:
+                outcome = self.refuse(trial)
+            else:
+                state = "fail" if twin.outcome.state == OPEN else twin.outcome.state
+                reason = twin.outcome.reason or f"as trial {twin.run}"
+                outcome = replace(twin.outcome, state=state, reason=reason, run=twin.run)
+            if outcome is None:
+                batch.append(trial)
+                continue
+            self.record(number, outcome)
+            if batch:
                 break
-            batch.append(trial)
         return batch
 
     def record(self, number: int, outcome: Outcome) -> None:
         """Record the outcome of a trial; a cancelled trial stays open."""
         if outcome.state == OPEN:
             return
-        details = {"status": outcome.status, "reason": outcome.reason, "run": outcome.run}
-        self.study.set_user_attr(f"trial {number}", details)
+        self.trials[number] = replace(self.trials[number], outcome=outcome)
         state = import_optuna().trial.TrialState[outcome.state.upper()]
         self.study.tell(number, outcome.value if outcome.state == "complete" else None, state)
 
     def rank_trials(self) -> list[Trial]:
         """Return the finished trials, the best first, those without a value last."""
         sign = -1.0 if self.more_is_better else 1.0
-        finished = [trial for trial in self.list_trials() if trial.outcome.state != OPEN]
+        finished = [trial for trial in self.trials if trial.outcome.state != OPEN]
         return sorted(finished, key=lambda t: (t.outcome.value is None, sign * (t.outcome.value or 0.0), t.number))
 
     @property
     def best(self) -> Trial | None:
         """Return the best trial; None while no trial has a value."""
         return next((trial for trial in self.rank_trials() if trial.outcome.value is not None), None)
-
-    def _ask(self) -> Trial | None:
-        """Return a new trial; None at the end. One with the settings of an earlier trial has its outcome."""
-        while (number := len(trials := self.list_trials())) < self.settings.n_trials:
-            self.study.sampler = _create_sampler(self.settings, number)
-            overrides = self.space.overrides(self.study.ask(self.space.searched).params)
-            twin = next((trial for trial in trials if trial.overrides == overrides), None)
-            if twin is None:
-                return Trial(number, overrides)
-            state = "fail" if twin.outcome.state == OPEN else twin.outcome.state
-            reason = twin.outcome.reason or f"as trial {twin.run}"
-            self.record(number, replace(twin.outcome, state=state, reason=reason, run=twin.run))
-        return None
 
 
 def classify_outcome(row: Mapping[str, Any], objective: str) -> Outcome:
@@ -164,20 +127,8 @@ def import_optuna() -> Any:
     return optuna
 
 
-def _open_storage(journal: Path) -> Any:
-    """Open the journal, also of a program that was killed while it wrote: optuna refuses half a line once another one
-    follows, and waits for the lock. The caller holds the lock on the folder."""
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    if journal.exists():
-        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
-    return JournalStorage(JournalFileBackend(str(journal)))
-
-
 def _create_sampler(settings: SearchSettings, number: int) -> Any:
-    """Create the sampler of one trial: that of an earlier program is not kept, and its numbers would repeat."""
+    """Create the sampler of one trial, which is the same in a search that is resumed."""
     import numpy as np
     from optuna import samplers
 

@@ -23,7 +23,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.sweeps.plan import SweepRun
 from scalebench_search import objective, summary
 from scalebench_search.search_space import SearchSpace, parse_space
-from scalebench_search.study import JOURNAL, OPEN, Outcome, Study, Trial, classify_outcome, import_optuna
+from scalebench_search.study import OPEN, Outcome, Study, Trial, classify_outcome, import_optuna
 
 
 class TrialRunner:
@@ -49,18 +49,12 @@ class TrialRunner:
         import_optuna()
         space = self._parse_space(arguments)
         first = self._check_corners(space)
-        identity = {  # what must be equal for a search to be resumed: trials of another one are not comparable
-            "space": " ".join(f"{key}={text}" for key, text in space.texts.items()),
-            "objective": settings.objective,
-            "sampler": f"{settings.sampler} seed={settings.seed} startup_trials={settings.startup_trials}",
-            "configuration": first.fingerprint,
-        }
         label = objective.objective_label(settings.objective, first.config.model.metric)
-        study = partial(Study, settings, space, self._more_is_better(first), label, identity)
+        study = Study(settings, space, self._more_is_better(first), label, partial(self._refuse, space))
         if self._config.dry_run:
-            return self._plan(study())
+            return self._plan(study)
         folder = Path(str(self._config.hydra.sweep.dir))
-        if (folder / JOURNAL).exists() and not self._config.resume:
+        if not self._config.resume and any(folder.glob(f"*/{RESULT_FILE}")):
             raise InputError(f"{folder} has a search already; resume=true goes on with it, or choose another folder")
         # Raises InputError where two trials of the same values, which differ in their numbers, would share a folder.
         words = [*space.fixed, *space.overrides(next(space.corners()))]
@@ -68,11 +62,10 @@ class TrialRunner:
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         self._session.begin_sweep([], folder)  # locks the folder
-        begun = study(journal=folder / JOURNAL)
         self._session.at_end.append(
-            lambda: summary.print_summary(begun, folder, self._session.arguments, self._console)
+            lambda: summary.print_summary(study, folder, self._session.arguments, self._console)
         )
-        return self._run(begun, folder, self._session.max_concurrent_runs(first))
+        return self._run(study, folder, self._session.max_concurrent_runs(first))
 
     def _parse_space(self, arguments: Sequence[str]) -> SearchSpace:
         of_file = [f"{key}={value}" for key, value in (self._settings.params or {}).items()]
@@ -119,7 +112,7 @@ class TrialRunner:
         """Run batches of `batch_size` trials side by side, so that none can learn from another of its batch."""
         done: list[JobReturn] = []
         session = self._session
-        while batch := self._propose_valid(study, batch_size):
+        while batch := study.propose(batch_size):
             for trial in batch:
                 self._console.print_line(summary.describe_trial(study, trial))
             session.expected = len(session.done) + self._settings.n_trials - batch[0].number
@@ -132,21 +125,14 @@ class TrialRunner:
         summary.write_files(study, folder, session.arguments)
         return done
 
-    def _propose_valid(self, study: Study, limit: int) -> list[Trial]:
-        """Return the next trials up to the first with contradicting settings; if that is the first one, those after
-        it."""
-        while batch := study.propose(limit):
-            for position, trial in enumerate(batch):
-                try:
-                    self._session.resolve_run([*study.space.fixed, *trial.overrides])
-                except InputError as error:
-                    self._console.print_line(f"trial {trial.number}: {error}")
-                    study.record(trial.number, Outcome("pruned", status="refused", reason=str(error)))
-                    batch = batch[:position]
-                    break
-            if batch:
-                break
-        return batch
+    def _refuse(self, space: SearchSpace, trial: Trial) -> Outcome | None:
+        """Return the outcome of a trial whose settings contradict each other."""
+        try:
+            self._session.resolve_run([*space.fixed, *trial.overrides])
+        except InputError as error:
+            self._console.print_line(f"trial {trial.number}: {error}")
+            return Outcome("pruned", status="refused", reason=str(error))
+        return None
 
     def _record(self, study: Study, job: JobReturn) -> bool:
         """Record the result of a run in the study. Return whether there is one."""
