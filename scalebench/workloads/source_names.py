@@ -39,7 +39,7 @@ def reaches_method(reference: str, method: str, find_file: FindFile) -> bool:
                 return True
             parts = list(node.bases)
         names = {each for part in parts for each in _list_names(part)} if node is not None else {name}
-        waiting += [found for each in names for found in file.find_targets(each)]
+        waiting += [origin for each in names for origin in file.find_targets(each)]
     return False
 
 
