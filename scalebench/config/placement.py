@@ -52,7 +52,9 @@ def compute_placement(config: Config, gpus: int) -> Placement:
         parse_ports(config.hardware.ports)
     hardware, one_for_all = config.hardware, config.strategy.processes == "one_for_all"
     capacities = _list_capacities(hardware, gpus)
-    in_sequence = _fill_in_sequence(capacities, gpus)
+    in_sequence: list[int] = []
+    while (left := gpus - sum(in_sequence)) > 0:  # where there are too few nodes, on further ones like the last
+        in_sequence.append(min(left, capacities[min(len(in_sequence), len(capacities) - 1)]))
     spread = hardware.layout == "spread" and sum(capacities) >= gpus and not one_for_all
     counts = _spread_evenly(capacities, gpus) if spread else in_sequence
     if one_for_all:
@@ -115,22 +117,9 @@ def _list_capacities(hardware: HardwareSpec, gpus: int) -> list[int]:
     # Hosts with too few slots have a shortage, which `_find_shortage` explains.
     if hardware.hosts and find_slot_shortage(hardware.hosts, gpus) is None:
         return [slots for _, slots in parse_hosts(hardware.hosts)]
-    capacity = hardware.gpus_per_node or gpus
-    if hardware.devices == "cpu" and hardware.max_nodes == 1:
-        capacity = max(capacity, gpus)  # more CPU workers than cores are allowed, on one node
-    return [capacity] * min(hardware.max_nodes, gpus)
-
-
-def _fill_in_sequence(capacities: list[int], gpus: int) -> list[int]:
-    """Return the devices on each node when one node is filled after the other. Where there are too few nodes, further
-    ones like the last are added."""
-    counts: list[int] = []
-    left = gpus
-    while left:
-        capacity = capacities[min(len(counts), len(capacities) - 1)]
-        counts.append(min(capacity, left))
-        left -= counts[-1]
-    return counts
+    is_one_host = hardware.devices == "cpu" and hardware.max_nodes == 1  # more CPU workers than cores are allowed there
+    capacity = gpus if is_one_host else 0
+    return [max(hardware.gpus_per_node or gpus, capacity)] * min(hardware.max_nodes, gpus)
 
 
 def _spread_evenly(capacities: list[int], gpus: int) -> list[int]:
@@ -226,8 +215,16 @@ def assign_cores(hardware: HardwareSpec, devices: Sequence[int], whole_cores: bo
     # The place of each device among those with the same candidates.
     positions = [candidates[:number].count(own) for number, own in enumerate(candidates)]
     assigned = [_slice_cores(own, position, threads) for own, position in zip(candidates, positions, strict=True)]
-    if hardware.bind == "numa":
-        _assign_free_cores(assigned, candidates, positions, cores, threads)
+    if hardware.bind == "far":
+        return assigned
+    # Cores that are left over go to the processes whose own NUMA node has none left.
+    without = [number for number, own in enumerate(candidates) if (positions[number] + 1) * threads > len(own)]
+    taken = {core for number, own in enumerate(assigned) if number not in without for core in own}
+    for number in without:
+        free = [core for core in dict.fromkeys([*candidates[number], *cores]) if core not in taken]
+        if len(free) >= threads:
+            assigned[number] = sorted(free[:threads])
+            taken |= set(assigned[number])
     return assigned
 
 
@@ -252,45 +249,26 @@ def _slice_cores(cores: Sequence[int], number: int, threads: int) -> list[int]:
 
 
 def _candidate_cores(hardware: HardwareSpec, devices: Sequence[int], cores: Sequence[int]) -> list[list[int]] | None:
-    """Return the cores of the NUMA node that each device takes its share of; None where any of the nodes is unknown."""
+    """Return the usable cores of the NUMA node that each device takes its share of, which is its own or with bind=far
+    the farthest one that has any; None where any of the nodes is unknown."""
     gpu_nodes = machine.gpu_numa_nodes() if hardware.devices == "cuda" else []
-    nodes = [gpu_nodes[device] if device < len(gpu_nodes) else None for device in devices]
-    by_distance = [[] if node is None else _cores_by_distance(node, cores) for node in nodes]
-    if not all(by_distance):
-        return None
-    return [node_cores[-1 if hardware.bind == "far" else 0] for node_cores in by_distance]
-
-
-def _cores_by_distance(node: int, cores: Sequence[int]) -> list[list[int]]:
-    """Return the usable cores of each NUMA node that has any, nearest node first."""
     nodes = {numa.node: numa for numa in machine.numa_nodes()}
-    if node not in nodes:
-        return []
-    distances = nodes[node].distances
-
-    def distance(other: int) -> tuple[bool, int, int]:
-        return other != node, distances.get(str(other), 255), abs(other - node)
-
-    usable = [[core for core in cores if core in nodes[other].cpus] for other in sorted(nodes, key=distance)]
-    return [node_cores for node_cores in usable if node_cores]
-
-
-def _assign_free_cores(
-    assigned: list[list[int]],
-    candidates: Sequence[Sequence[int]],
-    positions: Sequence[int],
-    cores: Sequence[int],
-    threads: int,
-) -> None:
-    """Assign cores that are left over to the processes whose own NUMA node has none left."""
-    without = [number for number, own in enumerate(candidates) if (positions[number] + 1) * threads > len(own)]
-    taken = {core for number, own in enumerate(assigned) if number not in without for core in own}
-    for number in without:
-        own = candidates[number]
-        free = [core for core in own if core not in taken] + [c for c in cores if c not in taken and c not in own]
-        if len(free) >= threads:
-            assigned[number] = sorted(free[:threads])
-            taken |= set(assigned[number])
+    candidates = []
+    for device in devices:
+        own = gpu_nodes[device] if device < len(gpu_nodes) else None
+        if own not in nodes:
+            return None
+        distances = {
+            other: (other != own, nodes[own].distances.get(str(other), 255), abs(other - own)) for other in nodes
+        }
+        usable = [
+            [core for core in cores if core in nodes[other].cpus] for other in sorted(nodes, key=distances.__getitem__)
+        ]
+        with_cores = [node_cores for node_cores in usable if node_cores]
+        if not with_cores:
+            return None
+        candidates.append(with_cores[-1 if hardware.bind == "far" else 0])
+    return candidates
 
 
 def make_cpus_variable(spec: RunSpec, rank: int) -> dict[str, str]:

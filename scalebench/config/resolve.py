@@ -50,8 +50,12 @@ def resolve(config: specs.Config) -> specs.RunSpec:
 
     config = settle_script(config)
     requested_devices, requested_loss = config.hardware.devices, config.model.loss
-    options = strategy_option_defaults(config.strategy.name) | config.strategy.options  # a YAML has them all already
-    draft = Draft(replace(config, strategy=set_exactness(replace(config.strategy, options=options))))
+    strategy, exact = config.strategy, config.strategy.exact_with
+    options = strategy_option_defaults(strategy.name) | strategy.options  # a YAML has them all already
+    strategy = replace(strategy, options=options)
+    if strategy.approximate is not None and exact and all(options.get(key) == value for key, value in exact.items()):
+        strategy = replace(strategy, approximate=None, tolerance=specs.StrategySpec.tolerance)
+    draft = Draft(replace(config, strategy=strategy))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
         draft = step(draft)
     config, placement = draft.config, draft.placement
@@ -89,14 +93,6 @@ def resolve(config: specs.Config) -> specs.RunSpec:
     )
     refusal = refusals.find_refusal(spec) if spec.can_start else None
     return spec if refusal is None else replace(spec, unsupported=refusal)
-
-
-def set_exactness(strategy: specs.StrategySpec) -> specs.StrategySpec:
-    """Return the strategy with exact steps where its options have the values of `exact_with`."""
-    options, exact = strategy.options, strategy.exact_with
-    if strategy.approximate is None or not exact or any(options.get(key) != value for key, value in exact.items()):
-        return strategy
-    return replace(strategy, approximate=None, tolerance=specs.StrategySpec.tolerance)
 
 
 def check_config(config: specs.Config) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.config import horovod_build, validate
-from scalebench.config.resolve import resolve, set_exactness
+from scalebench.config.resolve import resolve
 from scalebench.core.machine import cuda_builds
 from scalebench.core.spec import DatasetSpec, HardwareSpec, SlurmSpec, StopSpec, StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import build_environment
@@ -74,13 +74,13 @@ def test_options_without_a_value_and_whole_floats_are_accepted():
 
 
 def test_options_can_make_the_steps_of_a_strategy_exact():
-    rounds = "rounds to 16 bits"
-    for bits, exact_with, is_exact in (
-        (32, {"bits": 32}, True), (16, {"bits": 32}, False), (32, {"bits": 32, "top_k": 1.0}, False), (32, {}, False),
+    rounds, ours = "rounds to 16 bits", simulated_config()
+    step_s = ours.strategy.options["step_s"]
+    for exact_with, is_exact in (
+        ({"step_s": step_s}, True), ({"step_s": 2.0}, False), ({"step_s": step_s, "mode": "slow"}, False), ({}, False),
     ):  # fmt: skip
-        options = {"bits": bits, "top_k": 0.1}
-        strategy = StrategySpec("mine", approximate=rounds, tolerance=None, exact_with=exact_with, options=options)
-        resolved = set_exactness(strategy)
+        strategy = dataclasses.replace(ours.strategy, approximate=rounds, tolerance=None, exact_with=exact_with)
+        resolved = resolve(dataclasses.replace(ours, strategy=strategy)).config.strategy
         assert (resolved.approximate, resolved.tolerance) == ((None, 1e-4) if is_exact else (rounds, None))
 
 

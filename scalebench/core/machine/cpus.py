@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SYSTEM_ROOT = Path("/")  # tests use another folder
 CPU_FOLDER = "sys/devices/system/cpu"
@@ -112,47 +113,35 @@ def _first_sibling(cpu: int) -> int:
 
 def numa_nodes() -> list[NumaNode]:
     """Return the NUMA nodes by number, also those without processors; empty where the kernel reports none."""
-    folders = SYSTEM_ROOT.joinpath(NODE_FOLDER).glob("node[0-9]*")
-    numbers = sorted(int(name) for name in (folder.name.removeprefix("node") for folder in folders) if name.isdigit())
-    return [_read_numa_node(node, numbers) for node in numbers]
+    names = (folder.name.removeprefix("node") for folder in SYSTEM_ROOT.joinpath(NODE_FOLDER).glob("node[0-9]*"))
+    numbers, nodes = sorted(int(name) for name in names if name.isdigit()), []
+    for number in numbers:
+        folder = f"{NODE_FOLDER}/node{number}"
+        kilobytes = find_in_system_file(r"MemTotal:\s+(\d+) kB", folder, "meminfo")
+        cpus = parse_cpu_list(read_system_file(folder, "cpulist"))
+        # The kernel lists them in the order of the nodes that are online.
+        distances = [int(text) for text in read_system_file(folder, "distance").split() if text.isdigit()]
+        by_node = dict(zip(map(str, numbers), distances, strict=True)) if len(distances) == len(numbers) else {}
+        nodes.append(NumaNode(number, cpus, None if kilobytes is None else int(kilobytes) * 1024, by_node))
+    return nodes
 
 
-def cpu_governors(cpus: Iterable[int]) -> list[str] | None:
-    """Return the frequency governors of these CPUs, each once: performance, powersave ...; None if unknown."""
-    names = {read_system_file(CPU_FOLDER, f"cpu{cpu}", "cpufreq/scaling_governor").strip() for cpu in cpus} - {""}
-    return sorted(names) or None
-
-
-def max_frequency_mhz(cpus: Iterable[int]) -> float | None:
-    """Return the highest frequency of these CPUs, including turbo, as the hardware reports it to the kernel."""
-    khz = [read_system_number(CPU_FOLDER, f"cpu{cpu}", "cpufreq/cpuinfo_max_freq") for cpu in cpus]
-    return max((value / 1000 for value in khz if value), default=None)
-
-
-def count_sockets() -> int | None:
-    """Return the number of processor packages of the machine."""
+def describe_cpus(cpus: Iterable[int]) -> dict[str, Any]:
+    """Return what the kernel reports of these CPUs, by the fields of a Machine: their frequency governors, each once
+    (performance, powersave ...), their highest frequency, including turbo, as the hardware has it; and of the machine
+    how many processor packages it has, and whether its cores run several threads each."""
+    settings = [Path(CPU_FOLDER, f"cpu{cpu}", "cpufreq") for cpu in cpus]
+    governors = {read_system_file(folder, "scaling_governor").strip() for folder in settings} - {""}
+    khz = [read_system_number(folder, "cpuinfo_max_freq") for folder in settings]
     folders = SYSTEM_ROOT.joinpath(CPU_FOLDER).glob("cpu[0-9]*")
     packages = {read_system_number(CPU_FOLDER, folder.name, "topology/physical_package_id") for folder in folders}
-    return len({package for package in packages if package is not None and package >= 0}) or None
-
-
-def has_smt() -> bool | None:
-    """Return whether cores run more than one thread each (hyper-threading)."""
-    active = read_system_number(CPU_FOLDER, "smt/active")
-    return None if active is None else bool(active)
-
-
-def _read_numa_node(node: int, numbers: list[int]) -> NumaNode:
-    folder = f"{NODE_FOLDER}/node{node}"
-    kilobytes = find_in_system_file(r"MemTotal:\s+(\d+) kB", folder, "meminfo")
-    distances = [int(text) for text in read_system_file(folder, "distance").split() if text.isdigit()]
-    return NumaNode(
-        node=node,
-        cpus=parse_cpu_list(read_system_file(folder, "cpulist")),
-        memory_bytes=None if kilobytes is None else int(kilobytes) * 1024,
-        # The kernel lists them in the order of the nodes that are online.
-        distances=dict(zip(map(str, numbers), distances, strict=True)) if len(distances) == len(numbers) else {},
-    )
+    smt = read_system_number(CPU_FOLDER, "smt/active")
+    return {
+        "cpu_governors": sorted(governors) or None,
+        "cpu_max_mhz": max((value / 1000 for value in khz if value), default=None),
+        "cpu_sockets": len({package for package in packages if package is not None and package >= 0}) or None,
+        "smt": None if smt is None else bool(smt),
+    }
 
 
 def cpu_quota() -> float | None:

@@ -337,21 +337,15 @@ def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
             name, arguments, read = each.metadata["query"]
             answer = ask(f"nvmlDeviceGet{name}", handle, *arguments)
             facts[each.name] = None if answer is None else value_or_none(partial(read, answer))
-    return Gpu(index, numa_node=_numa_node(facts["pci_bus_id"]), **facts)
+    # The NUMA node by sysfs, whose domains have four digits: NVML has a call for GPUs alone that are such a node.
+    address = re.fullmatch(r"([0-9a-f]+)(:.+)", (facts["pci_bus_id"] or "").lower())
+    folder = "" if address is None else f"{int(address[1], 16):04x}{address[2]}"
+    node = cpus.read_system_number("sys/bus/pci/devices", folder, "numa_node")
+    return Gpu(index, numa_node=None if node is None or node < 0 else node, **facts)  # -1: the firmware does not say
 
 
 def _to_text(text: str | bytes) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else text  # bytes: older pynvml
-
-
-def _numa_node(pci_bus_id: str | None) -> int | None:
-    """Return the NUMA node that a GPU is attached to, by sysfs: NVML's own call is for GPUs that are such a node."""
-    parts = re.fullmatch(r"([0-9a-f]+):(.+)", (pci_bus_id or "").lower())
-    if parts is None:
-        return None
-    address = f"{int(parts[1], 16):04x}:{parts[2]}"  # NVML writes the domain with eight digits
-    node = cpus.read_system_number("sys/bus/pci/devices", address, "numa_node")
-    return None if node is None or node < 0 else node  # -1: the firmware does not say
 
 
 def _visible_indices(ask: NvmlQuery) -> list[int | None]:
@@ -367,19 +361,14 @@ def _visible_indices(ask: NvmlQuery) -> list[int | None]:
         return [None] if handles and all(is_split) else [index for index, split in enumerate(is_split) if not split]
     uuids = [str(ask("nvmlDeviceGetUUID", handle)) for handle in handles]
     chosen: list[int | None] = []
-    for entry in map(str.strip, setting.split(",")):
+    for entry in map(str.strip, setting.split(",")):  # an index, or a UUID or its beginning
         if entry.startswith("MIG-"):  # a process sees one MIG instance at most
             return [None] if ask("nvmlDeviceGetHandleByUUID", entry) is not None else []
-        matches = _matching_gpus(entry, uuids)
+        prefix = entry if entry.startswith("GPU-") else "no UUID"
+        matches = [index for index, uuid in enumerate(uuids) if entry == str(index) or uuid.startswith(prefix)]
         if len(matches) != 1:
             break
         if matches[0] in chosen:
             return []
         chosen += matches
     return chosen
-
-
-def _matching_gpus(entry: str, uuids: Sequence[str]) -> list[int]:
-    """Return the GPUs that an entry means: an index, or a UUID or its beginning."""
-    prefix = entry if entry.startswith("GPU-") else "no UUID"
-    return [index for index, uuid in enumerate(uuids) if entry == str(index) or uuid.startswith(prefix)]

@@ -119,11 +119,8 @@ def detect_machine(variables: Mapping[str, str] = os.environ) -> Machine:
         environment=select_recorded(variables),
         git_commit=git_commit(),
         container=next((n for sign, n in signs if sign in os.environ or (cpus.SYSTEM_ROOT / sign).exists()), None),
-        cpu_sockets=cpus.count_sockets(),
+        **cpus.describe_cpus(cpus_allowed),
         cpus_allowed=cpus_allowed,
-        cpu_governors=cpus.cpu_governors(cpus_allowed),
-        cpu_max_mhz=cpus.max_frequency_mhz(cpus_allowed),
-        smt=cpus.has_smt(),
         numa=nodes or None,
         memory_limit_bytes=memory_limit_bytes(),
         kernel=platform.release() or None,
@@ -195,13 +192,11 @@ def git_commit(folder: Path | None = None) -> str | None:
 
 def mpi_version() -> str | None:
     """Return the first line of `mpirun --version`; None without mpirun, or where it takes too long."""
-    path = shutil.which("mpirun")
-    return None if path is None else _mpi_version(path)
+    return _read_first_line(path, "--version") if (path := shutil.which("mpirun")) is not None else None
 
 
 @functools.lru_cache  # slower than everything else here, and needed by every run
-def _mpi_version(path: str) -> str | None:
-    command = [path, "--version"]
+def _read_first_line(*command: str) -> str | None:
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MPI_VERSION_TIMEOUT_S
@@ -234,16 +229,13 @@ class MachineClass:
 
 
 def classify_machine(machine: Machine) -> MachineClass:
-    """Return the type of a machine."""
+    """Return the type of a machine. Its memory is the nearest of 2^k and 1.5 x 2^k GiB: what kernel and firmware
+    reserve makes no other type."""
     cores = float(machine.cpus if machine.cpu_quota is None else min(machine.cpus, machine.cpu_quota))
     names = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
-    return MachineClass(machine.cpu_model, cores, _rounded_gib(machine.memory_bytes), dict(sorted(names.items())))
-
-
-def _rounded_gib(size_bytes: int | None) -> float | None:
-    """Return the nearest of 2^k and 1.5 x 2^k GiB: what kernel and firmware reserve makes no other type of machine."""
-    if not size_bytes or size_bytes < 0:
-        return None
-    exponent = math.floor(math.log2(size_bytes / GIB))
-    sizes_gib = [2.0**exponent, 1.5 * 2.0**exponent, 2.0 ** (exponent + 1)]
-    return min(sizes_gib, key=lambda size_gib: abs(math.log(size_bytes / GIB / size_gib)))
+    memory_gib = None
+    if machine.memory_bytes and machine.memory_bytes > 0:
+        exact = machine.memory_bytes / GIB
+        lower = 2.0 ** math.floor(math.log2(exact))
+        memory_gib = min((lower, 1.5 * lower, 2 * lower), key=lambda size_gib: abs(math.log(exact / size_gib)))
+    return MachineClass(machine.cpu_model, cores, memory_gib, dict(sorted(names.items())))

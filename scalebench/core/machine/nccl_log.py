@@ -63,11 +63,8 @@ def allows_transport(algorithms: str, transport: str) -> bool:
 
 def summarize_transports(by_pair: dict[str, str] | None) -> str | None:
     """Return the transports of all pairs, each once."""
-    return (
-        SEPARATOR.join(sorted({name for names in by_pair.values() for name in names.split(SEPARATOR)}))
-        if by_pair
-        else None
-    )
+    names = {name for names in (by_pair or {}).values() for name in names.split(SEPARATOR)}
+    return SEPARATOR.join(sorted(names)) or None
 
 
 def read_transports(logs: Iterable[Path]) -> dict[str, str] | None:

@@ -203,8 +203,7 @@ def test_numa_nodes(root, monkeypatch):
 def test_system_files_that_exist_and_others(root):
     assert cpus.numa_nodes() == []
     put(root, "sys/devices/system/cpu/cpu0/topology/physical_package_id", "-1\n")  # so on some virtual machines
-    assert cpus.cpu_governors([0]) is cpus.max_frequency_mhz([0]) is None
-    assert cpus.count_sockets() is cpus.has_smt() is None
+    assert set(cpus.describe_cpus([0]).values()) == {None}
     (root / "sys/text").write_bytes(b"a: 1\nb:  two \xff\n")
     put(root, "sys/number", " -12\n")
     assert cpus.find_in_system_file("^b:(.*)$", "sys", "text") == "two \ufffd"
