@@ -159,12 +159,10 @@ def classify_exit(
     `folder` has the logs of the ranks, of which the last error is the reason of a rank that left none. Ranks of a run
     that is not `independent` synchronize in each step, so that all have trained equally many.
     """
-    outside = None if ended.broken is None else ("failed", ended.broken)
-    outside = ended.outcome or outside  # lost connections that its ranks report follow from it
-    if outside is not None:
-        outcome = classify_outside_end(*outside, ranks, ended.services)
-    else:
-        outcome = _classify_ranks(ended, ranks, oom_kill, folder)
+    outside = ended.outcome or (None if ended.broken is None else ("failed", ended.broken))
+    # Lost connections that its ranks report follow from what came from outside.
+    outcome = _classify_ranks(ended, ranks, oom_kill, folder) if outside is None else RunOutcome(*outside)
+    outcome = keep_figures(outcome, ranks, ended.services)
     if outcome.status == "ok" and not independent:
         outcome = _find_unequal_steps([rank for rank in ranks if rank is not None]) or outcome
     return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
@@ -190,44 +188,43 @@ def _find_unequal_steps(ranks: Sequence[results.RankRecord]) -> RunOutcome | Non
 def _classify_ranks(
     ended: GroupExit, ranks: list[results.RankRecord | None], oom_kill: bool, folder: Path | None
 ) -> RunOutcome:
-    if _are_measured(ranks, ended.services):
-        return _outcome_of_measured(ended, ranks, oom_kill, folder)
-    failed = [r for r in ranks if r is not None and r.status != "ok"]
+    """Return why the group ended, as if no figures were on disk; ok where nothing went wrong, or only in probes of
+    which a record says so."""
+    measuring = [rank for rank in range(len(ranks)) if rank not in ended.services]
+    missing = [rank for rank in measuring if ranks[rank] is None]
+    bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 and rank in measuring]
+    present = [record for record in ranks if record is not None]
+    failed = [record for record in present if record.status != "ok"]
+    reported = [record.rank for record in present if record.probe_failures]
+    is_measured = not missing and not any(record.rank in measuring for record in failed)
+    if is_measured and ended.timeout is None and (reported or not bad):
+        return RunOutcome("ok", rank=reported[0] if reported else None)
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group failed before it
-        present = [r for r in ranks if r is not None]
         failed = [
             r for r in failed if clock_sync.to_this_host_clock_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s
         ]
     if ended.timeout is not None and not failed:
-        silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
-        stuck = (ended.stopped or silent or [0])[0]
+        stuck = [*ended.stopped, *missing, *bad, 0][0]
         why = f"; rank {stuck} is stopped" if ended.stopped else ""
         return RunOutcome("timeout", f"{ended.timeout}{why}", stuck)
     # A rank that died without a record is the cause; those that report a lost connection follow it.
     silent = [rank for rank in ended.died_first if ranks[rank] is None]
-    if silent:
-        return _outcome_without_reason(silent[0], ended, oom_kill, folder)
-    if failed:
+    if failed and not silent:
         return outcome_of_first_failure(failed, len(ranks), ended.died_first)
-    unexplained = next(rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services)
-    return _outcome_without_reason(unexplained, ended, oom_kill, folder)
+    return _outcome_without_reason([*silent, *missing, *ended.died_first, *bad][0], ended, oom_kill, folder)
 
 
-def classify_outside_end(
-    status: str, reason: str | None, ranks: Sequence[results.RankRecord | None], services: Container[int]
+def keep_figures(
+    outcome: RunOutcome, ranks: Sequence[results.RankRecord | None], services: Container[int]
 ) -> RunOutcome:
-    """Return the outcome of a run that its launcher or a batch system ended. One whose figures were on disk is ok and
-    lacks probes, unless somebody cancelled it, which is `cancelled` as after Ctrl-C."""
-    if status == "cancelled" or not _are_measured(ranks, services):
-        return RunOutcome(status, reason)
-    first = next(rank for rank in range(len(ranks)) if rank not in services)
-    return RunOutcome("ok", rank=first, probe_failure=reason or status)
-
-
-def _are_measured(ranks: Sequence[results.RankRecord | None], services: Container[int]) -> bool:
-    """Return whether all ranks that measure have their figures on disk."""
+    """Return the outcome of a run that ended so: one whose figures were on disk is ok and lacks probes, unless somebody
+    cancelled it, which is `cancelled` as after Ctrl-C."""
     measuring = [record for rank, record in enumerate(ranks) if rank not in services]
-    return bool(measuring) and all(record is not None and record.status == "ok" for record in measuring)
+    present = [record.rank for record in measuring if record is not None and record.status == "ok"]
+    if outcome.status in ("ok", "cancelled") or not measuring or len(present) < len(measuring):
+        return outcome
+    first = outcome.rank if outcome.rank in present else present[0]
+    return RunOutcome("ok", rank=first, probe_failure=outcome.reason or outcome.status)
 
 
 def _mark_probe_failure(ranks: Sequence[results.RankRecord], outcome: RunOutcome) -> list[str]:
@@ -236,22 +233,6 @@ def _mark_probe_failure(ranks: Sequence[results.RankRecord], outcome: RunOutcome
         if rank.rank == outcome.rank and outcome.probe_failure is not None:
             rank.probe_failures["probes"] = outcome.probe_failure
     return ["probe_failed"] if outcome.probe_failure is not None else []
-
-
-def _outcome_of_measured(
-    ended: GroupExit, ranks: list[results.RankRecord | None], oom_kill: bool, folder: Path | None
-) -> RunOutcome:
-    """Return the outcome of a run whose ranks all have their figures on disk: it is ok, however the probes ended."""
-    bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 and rank not in ended.services]
-    reported = [record.rank for record in ranks if record is not None and record.probe_failures]
-    candidates = (*ended.stopped, *ended.died_first, *bad, *range(len(ranks)))
-    first = next(rank for rank in candidates if rank not in ended.services)  # services leave no record
-    if ended.timeout is not None:
-        return RunOutcome("ok", rank=first, probe_failure=ended.timeout)
-    if reported or not bad:
-        return RunOutcome("ok", rank=reported[0] if reported else None)
-    failure = _outcome_without_reason(candidates[0], ended, oom_kill, folder)
-    return RunOutcome("ok", rank=first, probe_failure=failure.reason)
 
 
 def outcome_of_first_failure(

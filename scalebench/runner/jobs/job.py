@@ -112,7 +112,7 @@ def amend_result(result: Result, job: Job, request: RunRequest, slurm: Slurm) ->
     if job.state is not None and scheduler_may_explain(result) and job.state.state in EXTERNAL_ENDS:
         ranks = {rank.rank: rank for rank in result.ranks}
         records = [*map(ranks.get, range(result.scale.processes))]
-        outcome = collect.classify_outside_end(*classify_end(job.state), records, request.spec.services)
+        outcome = collect.keep_figures(RunOutcome(*classify_end(job.state)), records, request.spec.services)
     amended = collect.with_job_outcome(result, make_scheduler_record(job, slurm, result.scheduler), outcome)
     if amended != result:
         with contextlib.suppress(OSError):  # a file that cannot be rewritten stays as the job left it
@@ -160,7 +160,7 @@ def _classify_job(job: Job, request: RunRequest) -> RunOutcome:
     status, reason = classify_end(state)
     ranks = collect.read_ranks(request.folder, spec.processes)
     if state.state in EXTERNAL_ENDS:
-        return collect.classify_outside_end(status, reason, ranks, spec.services)
+        return collect.keep_figures(RunOutcome(status, reason), ranks, spec.services)
     if status == "unsupported":
         return RunOutcome(status, reason)
     # Without cgroups SLURM reports a lack of memory only in the log.
