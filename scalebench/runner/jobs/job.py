@@ -23,7 +23,7 @@ from scalebench.runner.parent import RunRequest, StartedRun
 
 # Ends from outside the run; failures that ranks report then follow from them.
 EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}
-MAX_LOG_LINE_CHARACTERS = 200
+MAX_LOG_BYTES, MAX_LOG_LINE_CHARACTERS = 1 << 20, 200
 
 
 @dataclass(eq=False)
@@ -164,15 +164,15 @@ def _classify_job(job: Job, request: RunRequest) -> RunOutcome:
     if status == "unsupported":
         return RunOutcome(status, reason)
     # Without cgroups SLURM reports a lack of memory only in the log.
-    memory = srun.memory_outcome(srun.read_log(job.folder / JOB_LOG)) if state.state == "FAILED" else None
-    if memory is not None:
+    log = job.folder / JOB_LOG
+    lines = read_tail(log, MAX_LOG_BYTES).splitlines() if log.exists() else []
+    if state.state == "FAILED" and (memory := srun.memory_outcome("\n".join(lines))) is not None:
         return RunOutcome(*memory)
     if failed := [rank for rank in ranks if rank is not None and rank.status != "ok"]:
         first = collect.outcome_of_first_failure(failed, spec.processes)
         # Where the batch script was killed, the ranks lose their connections because of that.
         return replace(first, reason=f"{reason}; {first.reason}") if is_script_killed(state) else first
-    folder, log = request.folder, job.folder / JOB_LOG
-    names = os.listdir(folder)
+    folder, names = request.folder, os.listdir(request.folder)
     if state.node_list and not log.exists() and not any(name.startswith(("rank", "progress")) for name in names):
         return RunOutcome(
             "failed",
@@ -184,7 +184,6 @@ def _classify_job(job: Job, request: RunRequest) -> RunOutcome:
         return RunOutcome("failed", f"job {job.id} left an incomplete {RESULT_FILE}, {where}")
     line = f"{log} has its output"  # the last line of a job of several runs may be another run's
     if log.parent == folder:
-        lines = read_tail(log, 4096).splitlines() if log.exists() else []
         line = next(filter(None, map(str.strip, reversed(lines))), "")[:MAX_LOG_LINE_CHARACTERS]
     return RunOutcome("failed", f"{reason}: {line}" if line else reason)
 

@@ -6,6 +6,7 @@ What the agents report is here at once, and a connection that is lost is a node 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -16,13 +17,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.core.process import POLL_INTERVAL_S, StartError, as_start_errors, cancelled, wait_until
+from scalebench.core.machine.private_network import private_network
+from scalebench.core.process import (
+    KEY_VARIABLE,
+    POLL_INTERVAL_S,
+    StartError,
+    as_start_errors,
+    cancelled,
+    defer_signals,
+    wait_until,
+)
 from scalebench.core.run_folder import OUTPUT_FILES, SPEC_FILE, Turn, node_report_path, write_rank_file
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.launchers import link as wire
 from scalebench.runner.launchers.link import Link
-from scalebench.runner.launchers.local import STACK_LIMIT_S, Child
+from scalebench.runner.launchers.local import STACK_LIMIT_S, Child, start_program
 from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, LaunchRequest, RankGroup
 
 LOG_DELAY_S = 2.0  # for the program that started the agents to write why one of them is lost
@@ -102,11 +113,11 @@ class AgentRanks(RankGroup):
         names: Sequence[str],
         name: str | None = None,
         log: str | None = None,
-        reason: Callable[[Path], str | None] = lambda log: None,
+        explain: Callable[[str], str | None] = lambda log: None,
     ) -> None:
         """`names` has the name of the agent of each rank. `name` is that of the program that starts the agents, `log`
-        is its output in the run's folder, from which `reason` reads why it failed; None where a person starts them."""
-        self._request, self._name, self._reason = request, name, reason
+        has its output, in which `explain` finds why it failed; None where a person starts them."""
+        self._request, self._name, self._explain = request, name, explain
         self.folder = request.folder
         self.log = None if log is None else self.folder / log
         agents = {name: Agent(name, [rank for rank, own in enumerate(names) if own == name]) for name in names}
@@ -131,6 +142,14 @@ class AgentRanks(RankGroup):
                 self._listener, address = wire.listen(self._request.spec.config.hardware, hosts)
         accept_agents(self._listener, self.key, self._serve)
         return address
+
+    def start_agents(self, command: list[str], variables: dict[str, str], works_in: Path | None = None) -> None:
+        """Start the program that starts the agents."""
+        assert self.log is not None
+        config, tied = self._request.spec.config, exit_with_parent.tied_command(os.getpid(), command)
+        with as_start_errors(), private_network(config) as network, defer_signals():
+            variables = variables | {KEY_VARIABLE: self.key}
+            self.starter = Child(start_program(tied, variables, self.log, config.debug, network, works_in))
 
     def gather(
         self,
@@ -255,18 +274,21 @@ class AgentRanks(RankGroup):
         if lost:
             return f"{' and '.join(map(str, lost))} {LOST}"
         if terminated:
-            return self._explain() or f"{self._name} ended rank {', '.join(terminated)} without a reason"
+            return self._explain(self.read_log()) or f"{self._name} ended rank {', '.join(terminated)} without a reason"
         if code is None or has_failed:
             return None  # it ended because of that rank
         if self._is_over():
             return None
-        return self._explain() or f"{self._name} ended with exit status {code} and without a reason"
+        return self._explain(self.read_log()) or f"{self._name} ended with exit status {code} and without a reason"
 
     def _is_over(self) -> bool:
         return all(member.is_over for member in self.members)
 
-    def _explain(self) -> str | None:
-        return None if self.log is None else self._reason(self.log)
+    def read_log(self) -> str:
+        """Return what the program that starts the agents has printed so far."""
+        with contextlib.suppress(OSError):
+            return "" if self.log is None else self.log.read_text(encoding="utf-8", errors="replace")
+        return ""
 
     def progress(self) -> list[RankProgress | None]:
         return [member.last_progress for member in self.members]

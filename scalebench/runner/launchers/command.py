@@ -13,23 +13,17 @@ import shutil
 import sys
 from pathlib import Path
 
-from scalebench.core import exit_with_parent
 from scalebench.core.claim import sitecustomize
-from scalebench.core.machine.private_network import private_network
 from scalebench.core.machine.variables import drop_launch_variables
 from scalebench.core.process import (
-    KEY_VARIABLE,
     NODE_AGENT,
     RANK_ADDRESSES,
     StartError,
-    as_start_errors,
     build_python_command,
-    defer_signals,
     kill_descendants_of_ranks,
 )
 from scalebench.core.run_folder import COMMAND_LOG, RUN_ID_VARIABLE
 from scalebench.runner.launchers.agents import AgentRanks
-from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import (
     LOOPBACK,
     OUTPUT_VARIABLES,
@@ -60,16 +54,12 @@ def launch(request: LaunchRequest) -> GroupExit:
         agent = build_python_command("-m", NODE_AGENT, group.listen())[1:]
         variables = drop_launch_variables(os.environ) | OUTPUT_VARIABLES | list_visible_devices(spec)
         variables |= {
-            KEY_VARIABLE: group.key,
             RANK_ADDRESSES: ",".join(addresses),
             RUN_ID_VARIABLE: request.run_id,
             sitecustomize.CLAIM_VARIABLE: json.dumps([arguments.main_program(spec.config.script), *agent]),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(CLAIM_FOLDER), os.environ.get("PYTHONPATH")])),
         }
-        tied = exit_with_parent.tied_command(os.getpid(), [path, *command[1:]])
-        with as_start_errors(), private_network(spec.config) as network, defer_signals():
-            log, works_in = folder / COMMAND_LOG, arguments.script_folder(spec.config.script)
-            group.starter = Child(start_program(tied, variables, log, spec.config.debug, network, works_in))
+        group.start_agents([path, *command[1:]], variables, arguments.script_folder(spec.config.script))
         group.gather(addresses)
 
     try:
@@ -78,12 +68,9 @@ def launch(request: LaunchRequest) -> GroupExit:
         kill_descendants_of_ranks(RUN_ID_VARIABLE, request.run_id)
 
 
-def find_failure(name: str, log: Path) -> str | None:
+def find_failure(name: str, log: str) -> str | None:
     """Return why a command failed, from what it printed: our own line, its first error, or its last line."""
-    try:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    except OSError:
-        return None
+    lines = [line.strip() for line in log.splitlines()]
     own = [line.removeprefix("scalebench: ") for line in lines if line.startswith("scalebench: ")]
     errors = [line for line in lines if re.match(r"[\w. -]*error: ", line, re.IGNORECASE)]
     last = [f"{name}: {line}" for line in filter(None, lines)][-1:]

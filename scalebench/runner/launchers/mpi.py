@@ -12,26 +12,16 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from scalebench.cluster.commands import find_site
 from scalebench.config import horovod_build
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
-from scalebench.core.machine.private_network import private_network
 from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES, drop_launch_variables
-from scalebench.core.process import (
-    KEY_VARIABLE,
-    NODE_AGENT,
-    StartError,
-    as_start_errors,
-    build_python_command,
-    defer_signals,
-)
+from scalebench.core.process import KEY_VARIABLE, NODE_AGENT, StartError, build_python_command
 from scalebench.core.run_folder import MPIRUN_LOG
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.agents import AgentRanks
-from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, is_this_host
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 
@@ -50,7 +40,7 @@ FORWARDED_VARIABLES = re.compile(
 def launch(request: LaunchRequest) -> GroupExit:
     """Run all ranks to their end. The messages of mpirun itself go to mpirun.log. With `debug`, rank 0 has its standard
     streams in the foreground, as far as mpirun forwards them."""
-    spec, folder, hardware = request.spec, request.folder, request.spec.config.hardware
+    spec, hardware = request.spec, request.spec.config.hardware
     on_nodes = find_site(hardware) == "allocation"
     group = AgentRanks(request, [*map(str, range(spec.processes))], "mpirun", MPIRUN_LOG, find_mpirun_failure)
 
@@ -68,29 +58,22 @@ def launch(request: LaunchRequest) -> GroupExit:
         addresses = assign_rank_addresses(hosts or [LOOPBACK] * spec.processes, request.run_id, hardware.ports)
         # On the nodes of a job mpirun starts its daemons by srun: one for each node, which needs all GPUs and cores.
         inherited = srun.step_environment() if on_nodes else drop_launch_variables(os.environ)
-        variables = inherited | {KEY_VARIABLE: group.key}
         program = build_python_command("-m", NODE_AGENT, address)
-        names = {*variables, exit_with_parent.LAUNCHER_VARIABLE}
+        names = {*inherited, KEY_VARIABLE, exit_with_parent.LAUNCHER_VARIABLE}
         with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
         command = mpirun_command(path, spec.processes, program, with_slots, names, os.getcwd())
         if on_nodes:
-            variables |= srun.task_layout_variables(hosts, hardware.slurm.bin) | srun.overlap_variables(spec)
-        tied = exit_with_parent.tied_command(os.getpid(), command)
-        with as_start_errors(), private_network(spec.config) as network, defer_signals():
-            group.starter = Child(start_program(tied, variables, folder / MPIRUN_LOG, spec.config.debug, network))
+            inherited |= srun.task_layout_variables(hosts, hardware.slurm.bin) | srun.overlap_variables(spec)
+        group.start_agents(command, inherited)
         group.gather(addresses)
 
     return supervise(request, group, start)
 
 
-def find_mpirun_failure(log: Path) -> str | None:
+def find_mpirun_failure(log: str) -> str | None:
     """Return the first message of mpirun about a failure, in one line."""
-    try:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    except OSError:
-        return None
     first: list[str] = []
-    for line in lines:
+    for line in map(str.strip, log.splitlines()):
         is_frame = not line.strip("-=*")  # around each message
         if first and is_frame:
             break

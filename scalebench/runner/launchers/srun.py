@@ -8,17 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from pathlib import Path
 
 from scalebench.cluster.commands import Slurm, SlurmError, expand_nodes, find_site
 from scalebench.cluster.resources import ARBITRARY, count_gpus_per_node, srun_command
 from scalebench.core import exit_with_parent
-from scalebench.core.process import KEY_VARIABLE, StartError, as_start_errors, defer_signals
+from scalebench.core.process import StartError, as_start_errors
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.agents import AgentRanks
-from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 
@@ -68,16 +66,15 @@ def launch(request: LaunchRequest) -> GroupExit:
         if ARBITRARY not in command and (gpus := count_gpus_per_node(spec)) and os.environ.keys() & GPUS_PER_TASK:
             command.insert(1, f"--gpus-per-node={gpus}")  # else the agent had those of one task
         addresses = assign_rank_addresses(hosts, request.run_id, spec.config.hardware.ports)
-        variables = step_environment() | overlap_variables(spec) | {KEY_VARIABLE: group.key}
+        variables = step_environment() | overlap_variables(spec)
         # The nodes' daemons start the agents, which are not descendants of srun.
         variables[exit_with_parent.LAUNCHER_VARIABLE] = exit_with_parent.REMOTE_LAUNCHER
-        with defer_signals(), as_start_errors():
-            if ARBITRARY in command:
-                hosts_file = (folder / SRUN_HOSTS_FILE).absolute()
+        if ARBITRARY in command:
+            hosts_file = (folder / SRUN_HOSTS_FILE).absolute()
+            with as_start_errors():
                 hosts_file.write_text("".join(f"{host}\n" for host in hosts))
-                variables["SLURM_HOSTFILE"] = str(hosts_file)
-            command = exit_with_parent.tied_command(os.getpid(), command)
-            group.starter = Child(start_program(command, variables, folder / SRUN_LOG, spec.config.debug))
+            variables["SLURM_HOSTFILE"] = str(hosts_file)
+        group.start_agents(command, variables)
         group.gather(addresses, os.getcwd())
 
     return supervise(request, group, start)
@@ -159,24 +156,23 @@ class StepRanks(AgentRanks):
     def batch_outcome(self) -> tuple[str, str] | None:
         """Return the outcome by srun's log. Once we have ended the step, only a lack of memory counts, which is
         reported late: that the step was cancelled then follows from our ending it."""
-        text = read_log(self.folder / SRUN_LOG)
+        text = self.read_log()
         return step_outcome(text) if self._log_before_end is None else memory_outcome(text)
 
     def end(self, grace_s: float) -> None:
-        log = self.folder / SRUN_LOG
         if self._log_before_end is None:
-            self._log_before_end = read_log(log)
+            self._log_before_end = self.read_log()
         super().end(grace_s)
         (self.folder / SRUN_HOSTS_FILE).unlink(missing_ok=True)
         # Also a log of nothing but noise, or of messages that follow from our ending the step.
         lines = filter(str.strip, self._log_before_end.splitlines())
         if all(map(SRUN_NOISE.search, lines)) and self.batch_outcome() is None:
-            log.unlink(missing_ok=True)
+            (self.folder / SRUN_LOG).unlink(missing_ok=True)
 
 
-def find_srun_failure(log: Path) -> str | None:
+def find_srun_failure(log: str) -> str | None:
     """Return the line that explains a failure best: of an agent, else the first error, else the last of any."""
-    lines = [line.strip() for line in read_log(log).splitlines()]
+    lines = [line.strip() for line in log.splitlines()]
     lines = [line for line in lines if line and not SRUN_NOISE.search(line) and not ENDED_TASKS.match(line)]
     of_agents = [line.removeprefix(AGENT_PREFIX) for line in lines if line.startswith(AGENT_PREFIX)]
     errors = [ERROR_LINE.sub(r"\1\2: ", line) for line in lines if ERROR_LINE.match(line)]
@@ -184,14 +180,6 @@ def find_srun_failure(log: Path) -> str | None:
         return line[:MAX_REASON_CHARACTERS]
     last = lines[-1][:MAX_REASON_CHARACTERS] if lines else None  # of a Python traceback it has the reason
     return last if last is None or last.startswith(("srun", "slurmstepd")) else f"srun: {last}"
-
-
-def read_log(log: Path) -> str:
-    """Return the output of srun so far."""
-    try:
-        return log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def memory_outcome(text: str) -> tuple[str, str] | None:

@@ -451,11 +451,11 @@ def test_an_agent_parks_its_ranks_and_continues_them_with_a_turn(group, program,
 def test_a_starter_that_fails_says_why(group):
     """Where it ended ranks, and where it ended before its agents came."""
     group.starter = SimpleNamespace(poll=lambda: 1, alive=lambda: False, signal=lambda sign: None, reap=lambda: None)
-    group._name, group._reason, group.log = "mpirun", lambda log: None, group.folder / "mpirun.log"
+    group._name, group._explain, group.log = "mpirun", lambda log: None, group.folder / "mpirun.log"
     assert group.broken() == "mpirun ended with exit status 1 and without a reason"
     group.members[0].code, group.members[0].is_terminated = -15, True
     assert group.broken() == "mpirun ended rank 0 without a reason" and group.members[0].poll() is None
-    group._reason = lambda log: "mpirun: no slots"
+    group._explain = lambda log: "mpirun: no slots"
     assert group.broken() == "mpirun: no slots"
     group.members[0].code, group.members[0].is_terminated, group.members[1].code = 0, True, 0
     assert group.broken() is None, "they had finished before"
