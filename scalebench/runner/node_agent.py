@@ -21,7 +21,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,27 +178,24 @@ class NodeAgent:
         return self._is_terminated
 
     def _obey(self, message: wire.Message) -> None:
-        match message:
-            case wire.Pause():
-                self._children.pause()
-                self._is_parking = True
-                if self._monitor is not None:
-                    self._monitor.pause()
-            case wire.Resume(turn=turn):
-                if self._monitor is not None:
-                    self._monitor.resume()
-                self._try_to_write(lambda: self._children.resume(turn))
-            case wire.WarmUp():
-                self._try_to_write(self._children.warm_up)
-            case wire.Stacks():
-                self._link.send(wire.Stopped(self._children.request_stacks()))
-            case wire.End(grace_s=grace_s):
-                self._is_over = True
-                self._children.end(grace_s)
-
-    def _try_to_write(self, action: Callable[[], None]) -> None:
+        if not isinstance(message, wire.Order):
+            return
+        if self._monitor is not None and message.action in ("pause", "resume"):
+            self._monitor.pause() if message.action == "pause" else self._monitor.resume()
         try:
-            action()
+            match message.action:
+                case "warm_up":
+                    self._children.warm_up()
+                case "pause":
+                    self._children.pause()
+                    self._is_parking = True
+                case "resume" if message.turn is not None:
+                    self._children.resume(message.turn)
+                case "stacks":
+                    self._link.send(wire.Stopped(self._children.request_stacks()))
+                case "end":
+                    self._is_over = True
+                    self._children.end(message.grace_s)
         except OSError as error:
             self._link.send(wire.Refuse(f"its turn cannot be written: {error.strerror}"))
 

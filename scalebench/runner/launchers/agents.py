@@ -298,17 +298,17 @@ class AgentRanks(RankGroup):
 
     def warm_up(self) -> None:
         for agent in self.agents:
-            self._send(agent, wire.WarmUp())
+            self._send(agent, wire.Order("warm_up"))
 
     def pause(self) -> None:
         for agent in self.agents:
             agent.is_paused = False
-            self._send(agent, wire.Pause())
+            self._send(agent, wire.Order("pause"))
 
     def resume(self, turn: Turn) -> None:
         """Rank 0 comes last: it calls ranks that serve it, which must run then."""
         for agent in reversed(self.agents):
-            self._send(agent, wire.Resume(turn))
+            self._send(agent, wire.Order("resume", turn))
 
     def is_paused(self) -> bool:
         return all(agent.is_paused or agent.is_done for agent in self.agents)
@@ -319,7 +319,7 @@ class AgentRanks(RankGroup):
     def request_stacks(self) -> list[int]:
         for agent in self.agents:
             agent.stopped = None
-            self._send(agent, wire.Stacks())
+            self._send(agent, wire.Order("stacks"))
         limit_s = STACK_LIMIT_S + LOG_DELAY_S
         wait_until(lambda: all(agent.stopped is not None or agent.is_done for agent in self.agents), limit_s)
         return [rank for agent in self.agents for rank in agent.stopped or []]
@@ -333,7 +333,7 @@ class AgentRanks(RankGroup):
                 self._listener.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would hold it open
             self._listener.close()
         for agent in self.agents:
-            self._send(agent, wire.End(grace_s))
+            self._send(agent, wire.Order("end", grace_s=grace_s))
         limit_s = 2 * grace_s + OVER_LIMIT_S if grace_s else 0.0
         wait_until(lambda: all(agent.is_done for agent in self.agents), limit_s)
         self._end_starter(grace_s)

@@ -14,7 +14,7 @@ import random
 import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -106,37 +106,25 @@ class Over(Message):
     """All ranks of the agent have ended, and it has nothing more to report."""
 
 
-class Pause(Message):
-    pass
-
-
 class Paused(Message):
     resident_bytes: dict[int, int | None]  # by rank
 
 
-class Resume(Message):
-    turn: Turn
-
-
-class WarmUp(Message):
-    pass
-
-
-class Stacks(Message):
-    """Ranks are to write their stacks into their logs."""
-
-
 class Stopped(Message):
-    """The answer: the ranks that a signal had stopped."""
+    """The answer to `stacks`: the ranks that a signal had stopped."""
 
     ranks: list[int]
 
 
-class End(Message):
-    grace_s: float
+class Order(Message):
+    """What the agent does with its ranks: `stacks` has them write their stacks into their logs."""
+
+    action: Literal["warm_up", "pause", "resume", "stacks", "end"]
+    turn: Turn | None = None  # that begins as they resume
+    grace_s: float = 0.0  # before the end
 
 
-ToAgent = Start | Refuse | Pause | Resume | WarmUp | Stacks | End
+ToAgent = Start | Refuse | Order
 ToProgram = Hello | Refuse | Started | Progress | Exit | Report | Part | Over | Paused | Stopped
 
 

@@ -55,16 +55,6 @@ def launch(request: LaunchRequest) -> GroupExit:
             kill_descendants_of_ranks(RUN_ID_VARIABLE, request.run_id)
 
 
-def _start(
-    request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None, by_mpi: bool = False
-) -> subprocess.Popen[bytes]:
-    command = build_python_command("-m", request.module, str(request.folder))
-    variables = build_environment(request.spec, request.run_id, rank, addresses, by_mpi)
-    variables |= placement.make_cpus_variable(request.spec, rank)
-    in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
-    return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground, network)
-
-
 def start_program(
     command: list[str],
     variables: dict[str, str],
@@ -105,8 +95,12 @@ class Child:
 
     def signal(self, sign: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(0) == _process_group(self.process):
-                self.process.send_signal(sign)  # a rank in the foreground shares our group
+            try:
+                shares_group = os.getpgid(self.process.pid) == os.getpgid(0)  # a rank in the foreground
+            except ProcessLookupError:
+                shares_group = False
+            if shares_group:
+                self.process.send_signal(sign)
             else:
                 os.killpg(self.process.pid, sign)
 
@@ -128,9 +122,15 @@ class Children(RankGroup):
 
     def start(self, addresses: list[str], network: PrivateNetwork | None = None, by_mpi: bool = False) -> None:
         # One by one, so that after an exception half-way the started ones are in the group, and are ended.
+        request = self._request
+        command = build_python_command("-m", request.module, str(request.folder))
         for rank in self._ranks:
+            variables = build_environment(request.spec, request.run_id, rank, addresses, by_mpi)
+            variables |= placement.make_cpus_variable(request.spec, rank)
+            in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
+            log = request.folder / rank_log_name(rank)
             with defer_signals():
-                self.members.append(Child(_start(self._request, rank, addresses, network, by_mpi)))
+                self.members.append(Child(start_program(command, variables, log, in_foreground, network)))
 
     def progress(self) -> list[RankProgress | None]:
         return [read_progress(self._folder, rank, self._request.run_id) for rank in self._ranks]
@@ -174,10 +174,3 @@ class Children(RankGroup):
             wait_until(lambda: not any(child.alive() for child in self.members), grace_s)
         for child in self.members:
             child.reap()
-
-
-def _process_group(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return os.getpgid(process.pid)
-    except ProcessLookupError:
-        return None

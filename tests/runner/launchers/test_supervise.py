@@ -180,7 +180,7 @@ def test_a_process_that_a_driver_holds_does_not_hold_the_run(monkeypatch):
 def test_a_signal_during_a_start_does_not_lose_the_process(sign, tmp_path, monkeypatch):
     """Between the fork and its entry in the group, only this thread has its process id."""
     started = []
-    start = local._start
+    start = local.start_program
 
     def interrupted(*arguments):
         started.append(start(*arguments))
@@ -190,7 +190,7 @@ def test_a_signal_during_a_start_does_not_lose_the_process(sign, tmp_path, monke
     def handler(number, frame):
         raise FakeInterrupt
 
-    monkeypatch.setattr(local, "_start", interrupted)
+    monkeypatch.setattr(local, "start_program", interrupted)
     before = signal.signal(sign, handler)
     try:
         with pytest.raises(FakeInterrupt):
