@@ -122,12 +122,8 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> Iterator[
 def _check_job(slurm: Slurm, hardware: HardwareSpec) -> CheckResult:
     """Have sbatch judge a job on one node without submitting it: whether there is what the YAML names, and whether the
     user may have it."""
-    wants, gpus = hardware.slurm, hardware.gpus_per_node if hardware.devices == "cuda" else None
-    options = {key: getattr(wants, key) for key in NAME_KEYS} | {"mem": wants.memory, "time": wants.time_minutes}
-    options |= job_options(wants, gpus) | {"exclusive": wants.exclusive or None}
-    if gpus is not None and wants.gres:
-        options["gres"] = wants.gres.replace("{gpus}", str(gpus))
-    words = shlex.split(" ".join(format_options(options)))
+    wants = hardware.slurm
+    words = shlex.split(" ".join(_name_resources(hardware)))
     environment = submission_environment(wants)
     accepted: bool | None = True
     try:
@@ -136,6 +132,16 @@ def _check_job(slurm: Slurm, hardware: HardwareSpec) -> CheckResult:
     except SlurmError as error:
         answer, accepted = str(error), None if isinstance(error, SlurmUnreachable | SubmitLimit) else False
     return check_value("a job on one node", "accepted", answer, accepted)
+
+
+def _name_resources(hardware: HardwareSpec) -> list[str]:
+    """Return the options of sbatch and srun for one node."""
+    slurm, gpus = hardware.slurm, hardware.gpus_per_node if hardware.devices == "cuda" else None
+    options = {key: getattr(slurm, key) for key in NAME_KEYS} | {"mem": slurm.memory, "time": slurm.time_minutes}
+    options |= job_options(slurm, gpus) | {"exclusive": slurm.exclusive or None}
+    if gpus is not None and slurm.gres:
+        options["gres"] = slurm.gres.replace("{gpus}", str(gpus))
+    return format_options(options)
 
 
 def _check_programs(slurm: Slurm, wants: SlurmSpec) -> Iterator[CheckResult]:
@@ -189,12 +195,7 @@ def check_container(hardware: HardwareSpec) -> list[CheckResult]:
 
 def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
     """Return a hint with the command that checks a node."""
-    slurm = hardware.slurm
-    srun = [str(Path(slurm.bin or "") / "srun"), "--nodes=1", "--ntasks=1"]
-    if not in_allocation():
-        srun += [f"--{key}={value}" for key in NAME_KEYS if (value := getattr(slurm, key)) is not None]
-        srun += ["--exclusive"] if slurm.exclusive else []
-        if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
-            srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
-    command = shlex.join([*srun, "scalebench", "doctor", *arguments])
-    return f"this host is not a node of hardware={hardware.name}; to check one: {command}"
+    options = [] if in_allocation() else _name_resources(hardware)
+    command = [str(Path(hardware.slurm.bin or "") / "srun"), "--nodes=1", "--ntasks=1", *options]
+    check = f"{' '.join(command)} scalebench doctor {shlex.join(arguments)}"
+    return f"this host is not a node of hardware={hardware.name}; to check one: {check}"

@@ -77,7 +77,9 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
             record.marks_s["setup"] = time.time()  # the framework's import is part of it
             strategy = strategy or import_strategy(spec, rank)
             body(spec, strategy, record, progress)
-            _final_barrier(strategy)
+            # One that exits too early can break the last collective of another; a peer may already have exited.
+            with contextlib.suppress(Exception):
+                strategy.broadcast(0.0)
             strategy.close()
         except BaseException as error:
             if is_headline_safe(error, record):
@@ -121,9 +123,9 @@ def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:
     try:
         registry.create_strategy(spec, rank).serve()
     except BaseException as error:
+        traceback.print_exc()
         record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
         classify_error(error, record)
-        traceback.print_exc()
         write_rank_file(rank_record_path(folder, rank), record)
     return 1
 
@@ -189,15 +191,6 @@ def end_with_parent() -> None:
         faulthandler.register(number, file=sys.__stderr__ or sys.stderr)
 
 
-def _final_barrier(strategy: Strategy) -> None:
-    """Wait for all ranks: one that exits too early can break the last collective of another.
-
-    A failure of the barrier is harmless: this rank is done, and a peer may already have exited.
-    """
-    with contextlib.suppress(Exception):
-        strategy.broadcast(0.0)
-
-
 def _close_quietly(strategy: Strategy | None) -> None:
     """Close a strategy after a failure, which has been recorded. The group may be broken, so that this may hang."""
     signal.alarm(CLOSE_LIMIT_S)  # not handled, so that it ends the process, also within a collective
@@ -221,9 +214,7 @@ def exit_without_cleanup(status: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
             stream.flush()
     for name, module in list(sys.modules.items()):
-        if name.startswith(
-            AUTOGRAPH_FILE
-        ):  # in the folder for temporary files, which TensorFlow removes in its clean-up
+        if name.startswith(AUTOGRAPH_FILE):  # a temporary file, which TensorFlow removes in its clean-up
             with contextlib.suppress(OSError):
                 os.unlink(str(module.__file__))
     os._exit(status)

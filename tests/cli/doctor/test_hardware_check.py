@@ -166,7 +166,8 @@ def test_the_srun_command_names_account_and_qos(monkeypatch):
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]
     )
     assert site_check.make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
-        ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a scalebench doctor hardware=alpha"
+        ": srun --nodes=1 --ntasks=1 --account=p_a --hint=nomultithread --partition=alpha "
+        "scalebench doctor hardware=alpha"
     )
 
 
