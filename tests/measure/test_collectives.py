@@ -19,6 +19,7 @@ from scalebench.runner import launchers
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import NotMeasured, Probes
 from tests.builders.runs import simulated_spec
+from tests.strategies.builders import exchange_tensors
 
 SETTINGS = MeasureSpec(block_s=0.05, probe_s=2.0)
 LARGEST = 256 * 2**20
@@ -280,6 +281,8 @@ def body(spec, strategy, record, progress):
 
 def exchange(strategy, action, values):
     """Return the results of an operation by rank, or by replica under tf.distribute, for what each sends."""
+    if hasattr(action, "message"):  # of torch.distributed
+        return exchange_tensors(action, values)
     if hasattr(action, "put"):
         action.put(values)
         action()

@@ -115,3 +115,17 @@ def run_training(strategy, source, steps, **settings):
     training = RecordedTraining(strategy, strategy.feed(source), steps, **settings)
     strategy.train(training)
     return training
+
+
+def exchange_tensors(action, values):
+    """Return the results by rank of a collective operation of torch.distributed, for what each rank sends."""
+    import torch
+
+    kind, rank = action.message.kind, action._rank
+    sent = action._part if kind in ("all_gather", "gather") else action._full
+    sent.copy_(torch.from_numpy(values(rank)))
+    action()
+    if kind in ("reduce", "gather") and rank != action.message.root:
+        return {}
+    outputs = {"reduce_scatter": action._part, "scatter": action._part, "all_to_all": action._output}
+    return {rank: outputs.get(kind, action._full).cpu().numpy().copy()}

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.core.machine.gpus import detect_gpus, visible_gpus
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks
 from scalebench.strategies.torch.group import TorchGroup
@@ -48,7 +47,8 @@ def build_transfer(rank: TransferRank, kind: str, source: int | None, target: in
         lambda: _build_action(rank, single, source, target, size_bytes),
         rank.sum_over_group,
         (RuntimeError,),  # also from a GPU of another rank: no memory, or a mode that lets one process in
-        f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
+        f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs, or one lets a "
+        "single process in (its compute mode is not default)",
     )
 
 
@@ -57,9 +57,11 @@ def _build_action(rank: TransferRank, kind: str, source: int | None, target: int
     if method in ("send", "peer", "staged"):
         pairs = _list_pairs(rank, pattern, source, target)
         receiver, sender = dict(pairs).get(rank.rank), {second: first for first, second in pairs}.get(rank.rank)
-        if method == "send":
+        if method == "send" and (receiver, sender) != (None, None):
             return _build_send(rank, receiver, sender, size_bytes)
-        return _build_copy(rank, receiver, size_bytes, staged=method == "staged")
+        if method != "send" and receiver is not None:
+            return _build_copy(rank, rank.device_of(receiver), size_bytes, staged=method == "staged")
+        return _do_nothing
     if source not in (None, rank.rank):
         return _do_nothing
     kinds = ("host_to_device", "device_to_host") if kind == "host_both_ways" else (kind,)
@@ -99,8 +101,6 @@ def _check_possible(rank: TransferRank, kind: str, source: int | None, target: i
         if rank.node_of(first) != rank.node_of(second):
             raise NotMeasured("a process copies between GPUs of its own node only")
         copies, peer = rank.rank == first, rank.device_of(second)
-        if rank.sum_over_group([float(copies and is_exclusive(peer.index))])[0]:
-            raise NotMeasured(f"the GPU of rank {second} lets one process in (its compute mode is not default)")
         # A rank that sees one GPU calls it 0, and so does the other.
         invisible = copies and (peer == rank.device or peer.index >= torch.cuda.device_count())
         no_access = copies and not invisible and not torch.cuda.can_device_access_peer(rank.device, peer)
@@ -111,18 +111,8 @@ def _check_possible(rank: TransferRank, kind: str, source: int | None, target: i
             raise NotMeasured(f"CUDA gives the GPU of rank {first} no peer access to that of rank {second}")
 
 
-def is_exclusive(index: int) -> bool:
-    """Return whether the compute mode of a GPU, by its number in this process, keeps other processes out."""
-    visible = visible_gpus()
-    modes = {gpu.index: gpu.compute_mode for gpu in detect_gpus().gpus}
-    mode = modes.get(visible[index] if index < len(visible) else None)  # type: ignore[arg-type]
-    return mode not in (None, "default")
-
-
 def _build_send(rank: TransferRank, receiver: int | None, sender: int | None, size_bytes: int) -> Action:
     """Send and receive through the group's backend, both in flight at once."""
-    if receiver is None and sender is None:
-        return _do_nothing
     sent, received = (_allocate_bytes(size_bytes, rank.device) for _ in range(2))
 
     def run() -> None:
@@ -134,16 +124,14 @@ def _build_send(rank: TransferRank, receiver: int | None, sender: int | None, si
     return run
 
 
-def _build_copy(rank: TransferRank, receiver: int | None, size_bytes: int, staged: bool) -> Action:
+def _build_copy(rank: TransferRank, other: torch.device, size_bytes: int, staged: bool) -> Action:
     """Copy in the source's process from its GPU to another GPU that the process sees.
 
     Tensor.copy_ makes PyTorch enable peer access. A staged copy goes to pinned host memory first, and on from there
     when it is complete.
     """
-    if receiver is None:
-        return _do_nothing
     torch.cuda.empty_cache()  # CUDA needs some 0.5 GB for this process on the other GPU, outside of PyTorch's memory
-    source, target = _allocate_bytes(size_bytes, rank.device), _allocate_bytes(size_bytes, rank.device_of(receiver))
+    source, target = _allocate_bytes(size_bytes, rank.device), _allocate_bytes(size_bytes, other)
     if not staged:
         return partial(target.copy_, source, non_blocking=True)  # on the source's stream, for which `synchronize` waits
     host = _allocate_pinned(size_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -28,18 +28,10 @@ WARMUP_STEPS = 11
 CAPTURE_MODE = "thread_local"
 
 
-class Graph(Protocol):
-    """A recorded step: torch.cuda.CUDAGraph."""
-
-    def replay(self) -> None: ...
-
-    def reset(self) -> None: ...
-
-
 class RecordedStep(NamedTuple):
     """A graph, and the loss that each of its replays writes."""
 
-    graph: Graph
+    graph: torch.cuda.CUDAGraph
     part: LossPart
 
 

@@ -10,7 +10,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -162,18 +161,6 @@ class TorchCollective:
                 dist.recv(full, group=self.message.among, group_src=root)
                 return None
         raise ValueError(self.message.kind)
-
-    def put(self, values: Callable[[int], np.ndarray]) -> None:
-        """Fill what this rank sends with `values` of its rank, for a check of the results."""
-        target = self._part if self.message.kind in ("all_gather", "gather") else self._full
-        target.copy_(torch.from_numpy(values(self._rank)))
-
-    def results(self) -> dict[int, np.ndarray]:
-        """Return the operation's result by this rank; nothing where only the root has one."""
-        if self.message.kind in ("reduce", "gather") and self._rank != self.message.root:
-            return {}
-        outputs = {"reduce_scatter": self._part, "scatter": self._part, "all_to_all": self._output}
-        return {self._rank: outputs.get(self.message.kind, self._full).cpu().numpy().copy()}
 
     def _parts_of(self, root: int) -> list[Tensor] | None:
         return list(self._full.chunk(self._ranks)) if self._rank == root else None

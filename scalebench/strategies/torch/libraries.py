@@ -9,10 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from scalebench.core.errors import unknown_name_message
 from scalebench.strategies.torch.user_errors import UserProblem
 
-LIST = "its documentation lists them"
 # Classes of transformers by the value of model.options.task.
 TASKS = {
     "causal_lm": "AutoModelForCausalLM",
@@ -28,9 +26,6 @@ def build_transformers(name: str, task: str = "causal_lm", **settings: Any) -> n
 
     if task not in TASKS:
         raise UserProblem(f"has no task '{task}': set model.options.task to {', '.join(TASKS)}")
-    types = list(transformers.CONFIG_MAPPING)
-    if name not in types:
-        raise UserProblem(f"is {unknown_name_message('model type of transformers', name, types, LIST)}")
     config = transformers.AutoConfig.for_model(name, **settings)
     config.use_cache = False  # of keys and values, which only text generation reads
     module: nn.Module = getattr(transformers, TASKS[task]).from_config(config)
@@ -41,8 +36,6 @@ def build_torchvision(name: str, classes: int, **settings: Any) -> nn.Module:
     """Build torchvision's classifier of that name for that number of classes, without its published weights."""
     from torchvision import models
 
-    if name not in models.list_models():
-        raise UserProblem(f"is {unknown_name_message('model of torchvision', name, models.list_models(), LIST)}")
     module: nn.Module = models.get_model(name, weights=None, num_classes=classes, **settings)
     return module
 
@@ -51,7 +44,5 @@ def build_timm(name: str, classes: int, **settings: Any) -> nn.Module:
     """Build timm's classifier of that name for that number of classes, without its published weights."""
     import timm
 
-    if not timm.is_model(name):
-        raise UserProblem(f"is {unknown_name_message('model of timm', name, timm.list_models(), LIST)}")
     module: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, **settings)
     return module
