@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -32,7 +32,7 @@ from scalebench.strategies.script import arguments, listeners
 from scalebench.strategies.script.batches import remark_same
 from scalebench.strategies.script.keras_hooks import KerasHooks
 from scalebench.strategies.script.start import AfterImport, read_started_program, run_as_main
-from scalebench.strategies.script.torch_hooks import Hooks
+from scalebench.strategies.script.torch_hooks import SAVING, Hooks, wrap
 from scalebench.workloads.source import Source
 
 STEP_LIMIT_S = 60.0  # that ranks wait for each other at the same step
@@ -208,11 +208,20 @@ class Script(Strategy):
         if started is None:
             started = arguments.render_command(self.spec, folder)
             os.chdir(arguments.script_folder(script))
-        actions = {
-            "torch": self.hooks.install,
-            "safetensors.torch": self.hooks.install_safetensors,
-            "torchdata.stateful_dataloader.stateful_dataloader": self.hooks.install_stateful_loader,
-            "deepspeed.runtime.engine": self.hooks.install_deepspeed,
+        hooks = self.hooks
+
+        def install_stateful_loader(module: Any) -> None:  # which has a __next__ of its own
+            iterator = module._StatefulBaseDataLoaderIter
+            iterator.__next__ = hooks.wrap_draw(iterator.__next__)
+
+        actions: dict[str, Callable[[Any], None]] = {
+            "torch": hooks.install,
+            "safetensors.torch": lambda module: hooks.note_pauses(module, "save_file", SAVING),
+            "torchdata.stateful_dataloader.stateful_dataloader": install_stateful_loader,
+            # It steps its optimizer once per group of parameters: the engine's update is the step.
+            "deepspeed.runtime.engine": lambda module: wrap(
+                module.DeepSpeedEngine, "_take_model_step", hooks.before_step, hooks.after_step
+            ),
             "keras": self.keras.install,
             "tensorflow": self.keras.install_tensorflow,
         }
@@ -387,7 +396,8 @@ class Script(Strategy):
 
     def script_record(self) -> ScriptRecord:
         """Return what was seen of the program."""
-        hooks, leader = self.hooks, self.hooks.leading_optimizer()
+        hooks = self.hooks
+        leader = hooks.optimizers[hooks.leader]() if hooks.leader is not None else None
         kinds = ["DistributedDataParallel"] * bool(hooks.wrappers()) + ["Horovod"] * bool(hooks.horovods())
         return ScriptRecord(
             steps=self.steps, step_kind=self.step_kind, batches=hooks.all_batches, draws=hooks.draws,

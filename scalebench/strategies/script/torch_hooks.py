@@ -80,25 +80,13 @@ class Hooks:
         register_optimizer_step_pre_hook(torch._disable_dynamo(lambda optimizer, *step: self.before_step(optimizer)))
         register_optimizer_step_post_hook(torch._disable_dynamo(lambda optimizer, *step: self.after_step(optimizer)))
         loader: Any = torch.utils.data.dataloader
-        loader._BaseDataLoaderIter.__next__ = self._wrap_draw(loader._BaseDataLoaderIter.__next__)
+        loader._BaseDataLoaderIter.__next__ = self.wrap_draw(loader._BaseDataLoaderIter.__next__)
         self.note_pauses(loader.DataLoader, "__iter__", EPOCH)
         self.note_pauses(torch, "save", SAVING)
         self.note_pauses(torch.nn.Module, "eval", EVALUATION, lambda module: module.training)
         ddp = torch.nn.parallel.DistributedDataParallel
         wrap(ddp, "__init__", after=lambda wrapper, *args: self.wrapped.append(weakref.ref(wrapper)))
         torch.multiprocessing.spawn = torch.multiprocessing.start_processes = self._run_spawned
-
-    def install_stateful_loader(self, module: Any) -> None:
-        """torchdata's loader has a __next__ of its own."""
-        iterator = module._StatefulBaseDataLoaderIter
-        iterator.__next__ = self._wrap_draw(iterator.__next__)
-
-    def install_safetensors(self, module: Any) -> None:
-        self.note_pauses(module, "save_file", SAVING)
-
-    def install_deepspeed(self, module: Any) -> None:
-        """DeepSpeed steps its optimizer once per group of parameters: the engine's update is the step."""
-        wrap(module.DeepSpeedEngine, "_take_model_step", self.before_step, self.after_step)
 
     # The optimizer.
     def before_step(self, optimizer: Any, *args: Any) -> None:
@@ -164,10 +152,6 @@ class Hooks:
         keys = list(self.calls)
         self.leader = keys[place] if place < len(keys) else self.leader
 
-    def leading_optimizer(self) -> Any:
-        """Return the optimizer whose steps are the steps; None where it is gone, or there is none."""
-        return self.optimizers[self.leader]() if self.leader is not None else None
-
     def _living_optimizers(self) -> list[Any]:
         return [optimizer for each in self.optimizers.values() if (optimizer := each()) is not None]
 
@@ -182,7 +166,7 @@ class Hooks:
         return list(seen.values())
 
     # Batches and pauses.
-    def _wrap_draw(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wrap_draw(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         torch = self.torch or sys.modules["torch"]
 
         @wraps(draw)

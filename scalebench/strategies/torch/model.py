@@ -214,9 +214,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "attention": lambda node, spatial, *xs: attend(node.settings["head_width"], *xs),
 }
 
-# What may be overwritten, since its backward pass does not read its output.
-OVERWRITABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, BatchNorm, operator.add, "add_", torch.cat)
-
 
 class NetworkModule(nn.Module):
     """A network as a module: (samples, *input_shape) -> (samples, outputs).
@@ -234,8 +231,6 @@ class NetworkModule(nn.Module):
         self.channels_first = self.images and data_format == "nchw"
         self._draws_numbers = dropout and network.count("dropout") > 0
         self.graph = self._build_graph(dropout)
-        self._ends: list[int] = []  # of the parts between which activations are kept, but for the last one
-        self._protected: set[fx.Node] = set()  # that no operation may overwrite
         self._generate_code()
         if self.images and not self.channels_first:
             self.to(memory_format=torch.channels_last)
@@ -259,18 +254,7 @@ class NetworkModule(nn.Module):
         last_reads = [max((numbers[reader] for reader in node.users), default=len(nodes)) for node in nodes]
         read_before = accumulate(last_reads, max)  # the last reader of any value up to here
         cuts = [number for number, last in enumerate(read_before, 1) if last <= number < len(nodes) - 1]
-        self._ends = choose_ends(cuts, [node.meta.get("elements", 1) for node in nodes])
-        self._protected.update(nodes[end] for end in self._ends)
-        self._generate_code()
-
-    def protect_outputs(self, modules: Collection[str]) -> None:
-        """Let no operation overwrite the outputs of these modules.
-
-        This is needed for outputs that are views, which autograd either protects from being overwritten, or whose hooks
-        it loses.
-        """
-        self._protected.update(node for node in self.graph.nodes if node.target in modules)
-        self._generate_code()
+        self._generate_code(choose_ends(cuts, [node.meta.get("elements", 1) for node in nodes]))
 
     def _build_graph(self, dropout: bool) -> fx.Graph:
         """Register the modules of the nodes under their names, and return the operations in order."""
@@ -309,32 +293,17 @@ class NetworkModule(nn.Module):
         read(self.network.output.name, to_last=False)
         return graph
 
-    def _generate_code(self) -> None:
-        """Generate the functions (self, x) of the parts. A relu or an add overwrites an input whose only reader it
-        is."""
-        for node in self.graph.nodes:
-            if node.target in (operator.add, "add_"):
-                own = next(filter(self._may_overwrite, node.args), None)
-                others = [each for each in node.args if each is not own]
-                if own is None or len(others) != 1:
-                    node.op, node.target = "call_function", operator.add
-                else:
-                    node.op, node.target, node.args = "call_method", "add_", (own, *others)
-            elif node.target is functional.relu:
-                node.kwargs = {"inplace": self._may_overwrite(node.args[0])}
+    def _generate_code(self, ends: Collection[int] = ()) -> None:
+        """Generate the functions (self, x) of the parts, which end at `ends` and at the output."""
         nodes = list(self.graph.nodes)
         self._parts: list[Callable[[nn.Module, Tensor], Tensor]] = []
-        for first, end in pairwise([0, *self._ends, len(nodes) - 1]):
+        for first, end in pairwise([0, *ends, len(nodes) - 1]):
             part = fx.Graph()
             values = {nodes[first]: part.placeholder("x")}
             for node in nodes[first + 1 : end + 1]:
                 values[node] = part.node_copy(node, values.__getitem__)
             part.output(values[nodes[end]])
             self._parts.append(type(fx.GraphModule(self, part)).forward)
-
-    def _may_overwrite(self, node: fx.Node) -> bool:
-        kind = type(self.get_submodule(node.target)) if node.op == "call_module" else node.target
-        return kind in OVERWRITABLE and len(node.users) == 1 and node not in self._protected
 
 
 # Last part of a neutral name -> torch's name.

@@ -179,9 +179,6 @@ class Fsdp(GroupStrategy):
             tensor.data = tensor.data.to(self.device)
         mesh = self.mesh[tuple(axis for axis in self.axes() if axis != "layer")]
         module = self.model.module
-        if isinstance(module, NetworkModule):  # the output of a dense layer over positions is a view
-            nodes = module.network.nodes
-            module.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
         *first, last = self._units()
         for unit in [*first, last]:
             for tensor in (each for layer in unit for each in layer.parameters()):

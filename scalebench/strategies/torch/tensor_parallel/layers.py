@@ -45,8 +45,6 @@ def split_layers(model: NetworkModule, splits: Sequence[Split], mesh: DeviceMesh
         for name in split.between:
             if isinstance(module := getattr(model, name, None), nn.Dropout):  # an activation is none
                 setattr(model, name, ShardedDropout(module.p, mesh))
-    # The plain output of a split layer is a view, which autograd does not let later modules overwrite.
-    model.protect_outputs({split.layer for split in splits if _has_plain_output(split)})
     styles = {split.layer: _parallel_style(split) for split in splits}
     # Query, key and value read one tensor, whose gradient is summed up over the devices once.
     shared = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False)
@@ -54,17 +52,10 @@ def split_layers(model: NetworkModule, splits: Sequence[Split], mesh: DeviceMesh
     parallelize_module(model, mesh, styles, src_data_rank=None)
 
 
-def _has_plain_output(split: Split) -> bool:
-    """Return False if the output stays a DTensor: between the layers of a pair, whose shards may be unequal.
-
-    A DTensor knows its full width. The shards of an attention are equal, and it works on plain tensors.
-    """
-    return split.by != COLUMNS or not split.paired or split.shared is not None
-
-
 def _parallel_style(split: Split) -> ParallelStyle:
-    if split.by == COLUMNS and not split.paired:
-        return ColwiseParallel(output_layouts=Replicate())
+    if split.by == COLUMNS and split.paired:
+        # Otherwise a DTensor, which knows its full width: shards may be unequal, but for those of an attention.
+        return ColwiseParallel(use_local_output=split.shared is not None)
     if split.by == COLUMNS:
-        return ColwiseParallel(use_local_output=_has_plain_output(split))
+        return ColwiseParallel(output_layouts=Replicate())
     return RowwiseParallel() if split.paired else RowwiseParallel(input_layouts=Replicate())
