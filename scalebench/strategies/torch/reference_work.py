@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,17 @@ MIN_CHUNK_BYTES = 2**26
 PATTERN = 251  # bytes; prime, so that a copy that is shifted or repeats a block differs
 
 
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The GPUs as PyTorch reports them."""
+
+    name: str
+    count: int
+    capability: str  # 8.0
+    torch: str
+    cuda: str | None
+
+
 class ReferenceWork:
     """Work of known length or size on the device of one rank, after the strategy's setup. On a CPU worker the same
     calls sleep and copy there, so that they can be tried without a GPU."""
@@ -36,17 +47,13 @@ class ReferenceWork:
     def _is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def describe(self) -> dict[str, Any] | None:
+    def describe(self) -> DeviceFacts | None:
         """Return what PyTorch reports of the GPUs; None on a CPU."""
         if not self._is_cuda:
             return None
-        return {
-            "name": torch.cuda.get_device_name(self.device),
-            "count": torch.cuda.device_count(),
-            "capability": ".".join(map(str, torch.cuda.get_device_capability(self.device))),
-            "torch": str(torch.__version__),
-            "cuda": torch.version.cuda,
-        }
+        capability = ".".join(map(str, torch.cuda.get_device_capability(self.device)))
+        name, count = torch.cuda.get_device_name(self.device), torch.cuda.device_count()
+        return DeviceFacts(name, count, capability, str(torch.__version__), torch.version.cuda)
 
     def time_s(self, action: Action, calls: int) -> float:
         """Return the seconds of that many calls in a row, by the device's clock."""
