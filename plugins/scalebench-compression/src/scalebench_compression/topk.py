@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.plugin_api import InputError, RunSpec, Unsupported
 from scalebench.strategies.torch import Ddp
+from scalebench.strategies.torch.group import Message
 from scalebench_compression import sparse
 
 # As newer PyTorch calls it, which warns of the old name.
@@ -35,7 +36,6 @@ class DdpTopK(Ddp):
         self.residual = sparse.Residual()
         self._sent_bytes: list[int] = []  # by this rank, for each bucket of the current step
         self._step_bytes: list[int] = []  # of the last complete step
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of isolated all-gathers, by the number of the message
 
     def setup(self) -> None:
         if self.options.error_feedback and self.spec.config.train.precision == "float16":
@@ -75,19 +75,9 @@ class DdpTopK(Ddp):
 
         return _all_gather(gathered, message, async_op=True).get_future().then(add_up)
 
-    def message_sizes(self) -> list[int]:
-        return list(self._step_bytes)
-
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Send all messages concurrently, as the hook does."""
-        pending = []
-        for number, size in enumerate(sizes):
-            if number not in self._buffers or len(self._buffers[number][1]) != size:
-                part = torch.zeros(size, dtype=torch.uint8, device=self.device)
-                self._buffers[number] = part.repeat(dist.get_world_size()), part
-            pending.append(_all_gather(*self._buffers[number], async_op=True))
-        for work in pending:
-            work.wait()
+    def messages(self) -> list[Message]:
+        """Return the all-gathers of the last step by what all ranks send in them."""
+        return [Message("all_gather", size * dist.get_world_size(), torch.uint8) for size in self._step_bytes]
 
     def backend_used(self) -> str | None:
         return self.observe_backend(ALL_GATHER)
@@ -97,7 +87,3 @@ class DdpTopK(Ddp):
             return {**super().versions(), DISTRIBUTION: version(DISTRIBUTION)}
         except PackageNotFoundError:  # imported from its folder
             return super().versions()
-
-    def close(self) -> None:
-        self._buffers.clear()
-        super().close()
