@@ -52,7 +52,7 @@ def _shape_quantities(config: Config) -> SampleShape:
     dataset, model = config.dataset, config.model
     if dataset.path is not None:
         if user_code.has_open_shapes(model) and not (model.input_shape and model.target_shape):
-            return SampleShape(*user_file.read_shapes(cache_dir(config), _expand_path(dataset.path)))
+            return SampleShape(*user_file.unpack_once(cache_dir(config), _expand_path(dataset.path))[1])
         return SampleShape(tuple(model.input_shape), tuple(model.target_shape))
     if dataset.name == "materials":
         return SampleShape(materials.INPUT_SHAPE, materials.TARGET_SHAPE)

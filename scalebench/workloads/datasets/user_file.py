@@ -24,7 +24,7 @@ def import_npz(config: Config, cache_dir: Path, path: Path) -> Path:
     dtype, with finite values. It is read once: a file of the same absolute path, size and modification time is taken
     from the cache. Raises InputError, in one line, for anything that is wrong with the file.
     """
-    folder, shapes = _ensure_unpacked(cache_dir, path)
+    folder, shapes = unpack_once(cache_dir, path)
     expected = config.model.input_shape, config.model.target_shape
     for name, actual, wanted in zip(ARRAY_NAMES, shapes, map(tuple, expected), strict=True):
         if actual != wanted:
@@ -32,12 +32,9 @@ def import_npz(config: Config, cache_dir: Path, path: Path) -> Path:
     return folder
 
 
-def read_shapes(cache_dir: Path, path: Path) -> tuple[Shape, Shape]:
-    """Return the shapes of one sample and of its target in the .npz file. Raises InputError as import_npz does."""
-    return _ensure_unpacked(cache_dir, path)[1]
-
-
-def _ensure_unpacked(cache_dir: Path, path: Path) -> tuple[Path, tuple[Shape, Shape]]:
+def unpack_once(cache_dir: Path, path: Path) -> tuple[Path, tuple[Shape, Shape]]:
+    """Return the folder with the arrays of the .npz file, and the shapes of one sample and of its target. Raises
+    InputError as import_npz does."""
     path = path.absolute()
     try:
         status = path.stat()
