@@ -1,15 +1,12 @@
-"""Batches: the saturating batch of a device, from which more samples per step bring nearly nothing, and the fixed cost
-of a step; N devices of b samples beside one device of N * b."""
+"""Batches: the saturating batch of a device, from which more samples per step bring nearly nothing; N devices of b
+samples beside one device of N * b."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from scalebench.analysis import identity
 from scalebench.analysis.columns import RATE
@@ -17,13 +14,11 @@ from scalebench.analysis.identity import Key, curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, split_repeats
 from scalebench.analysis.verdicts import decide_ratio
-from scalebench.core.stats.estimate_arithmetic import fit_least_squares
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_count
 
 BATCH = "batch_per_device"
 SATURATION_SHARE = 0.9  # of the highest throughput, which the saturating batch reaches
-MIN_RISE = 1e-9  # of a line, over its fixed cost; less is rounding
 Row = Mapping[str, Any]
 
 
@@ -59,30 +54,9 @@ class SaturatingBatch:
     share: float  # its own
     rate: float  # samples/s over all devices at `batch`
     highest: int  # the batch with the highest throughput
-    highest_rate: float
     candidates: tuple[int, ...] | None  # batches that it could be by their intervals; None without limits over repeats
     first: bool  # no smaller batch was measured
     last: bool  # no larger one was, so that throughput still rises
-
-
-@dataclass(frozen=True)
-class StepFit:
-    """step_s = alpha_s + beta_s * samples of a device. `half_batch` (n_1/2) is alpha_s / beta_s in samples: with it
-    half of a step is fixed cost, and throughput is half of `limit` = 1 / beta_s, in samples/s of one device. Both are
-    None if the line has a negative fixed cost, or does not rise; its limits `low` and `high` also for two points."""
-
-    alpha_s: float
-    beta_s: float
-    half_batch: float | None
-    low: float | None
-    high: float | None
-    r_squared: float  # of the relative deviations
-    worst: float  # the largest of them, a share
-    points: int
-
-    @property
-    def limit(self) -> float | None:
-        return 1 / self.beta_s if self.beta_s > 0 else None
 
 
 def find_saturating_batch(rows: Sequence[Row], estimate_ratio: EstimateRatio) -> SaturatingBatch | None:
@@ -91,7 +65,7 @@ def find_saturating_batch(rows: Sequence[Row], estimate_ratio: EstimateRatio) ->
 
     A batch is a candidate if the 95 % intervals of its throughput over that of each other batch all reach that share,
     and no smaller batch certainly does. Each pair is tested by itself, so that several comparisons together err more
-    often than 5 %. The highest measured throughput is not a limit: StepFit has one.
+    often than 5 %. The highest measured throughput is not a limit.
     """
     if len(rows) < 2:
         return None
@@ -105,51 +79,8 @@ def find_saturating_batch(rows: Sequence[Row], estimate_ratio: EstimateRatio) ->
     best = max(rows, key=lambda row: row[RATE])
     row = next(row for row in rows if row[RATE] >= SATURATION_SHARE * best[RATE])
     return SaturatingBatch(
-        row[BATCH], row[RATE] / best[RATE], row[RATE], best[BATCH], best[RATE],
-        candidates, row is rows[0], row is rows[-1],
-    )  # fmt: skip
-
-
-def batch_and_step_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (samples of a device, seconds) of the mean step of each row, which includes the smaller last step of an
-    epoch; rows without step_s are left out."""
-    return [(row[RATE] * row["step_s"] / row["gpus"], row["step_s"]) for row in rows if row["step_s"] is not None]
-
-
-def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
-    """Fit a line by least squares of the relative deviations, since times of small batches are as precise as those of
-    large ones; None for fewer than two batches. Raises ValueError for a size or a time that is not positive.
-
-    n_1/2 has its 95 % interval by Fieller's theorem, with n - 2 degrees of freedom, from the scatter around the line. A
-    curve that is not a line (caches, another algorithm for larger batches) counts as scatter too: `worst` shows it.
-
-    Sources: Hockney and Jesshope 1988, "Parallel Computers 2", chapter 1.3 (r_inf and n_1/2); Fieller 1954, "Some
-    problems in interval estimation"; Draper and Smith 1998, "Applied Regression Analysis", chapter 9 (weights).
-    """
-    if not all(samples > 0 and seconds > 0 for samples, seconds in points):
-        raise ValueError("a batch has samples, and a step takes time")
-    if len({samples for samples, _ in points}) < 2:
-        return None
-    fit = fit_least_squares([(1 / seconds, samples / seconds) for samples, seconds in points], [1.0] * len(points))
-    if fit is None:
-        return None  # sizes that differ by rounding only
-    (alpha, beta), worst, freedom = fit.coefficients.tolist(), float(np.abs(fit.deviations).max()), len(points) - 2
-    inverse_s, squares = np.array([1 / seconds for _, seconds in points]), float(fit.deviations @ fit.deviations)
-    total = float(len(points) - inverse_s.sum() ** 2 / (inverse_s @ inverse_s))
-    r_squared = 1 - squares / total if total > 0 else 0.0
-    largest = max(samples for samples, _ in points)
-    if not (alpha > 0 and beta * largest > MIN_RISE * alpha):
-        return StepFit(alpha, beta, None, None, None, r_squared, worst, len(points))
-    ratio, low, high = alpha / beta, None, None
-    if freedom > 0:
-        t, ((v11, v12), (_, v22)) = student_t(freedom, CONFIDENCE), (fit.inverse * squares / freedom).tolist()
-        g = t * t * v22 / (beta * beta)
-        if g < 1:  # else beta is not significantly different from 0
-            inner = v11 - 2 * ratio * v12 + ratio * ratio * v22 - g * (v11 - v12 * v12 / v22 if v22 > 0 else 0.0)
-            middle = ratio - (g * v12 / v22 if v22 > 0 else 0.0)
-            reach = t / beta * math.sqrt(max(0.0, inner))
-            low, high = max(0.0, (middle - reach) / (1 - g)), (middle + reach) / (1 - g)
-    return StepFit(alpha, beta, ratio, low, high, r_squared, worst, len(points))
+        row[BATCH], row[RATE] / best[RATE], row[RATE], best[BATCH], candidates, row is rows[0], row is rows[-1]
+    )
 
 
 @dataclass(frozen=True)

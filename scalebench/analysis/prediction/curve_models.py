@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.analysis.batches import fit_step_time
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction import step_model
 from scalebench.analysis.prediction.step_model import Links, StepModel, ring_bytes
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
+from scalebench.core.stats.estimate_arithmetic import fit_least_squares
 
 MAX_GROWTH = 0.2  # more is not a property of the devices
+MIN_RISE = 1e-9  # of a line, over its fixed cost; less is rounding
 MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
 LINK_COLUMNS = ("hardware", "machine", "framework", "backend_used", "gpus", "nodes")  # rows that use one link
 
@@ -105,9 +106,8 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     # The samples that take as long as the fixed part of a pass; 0 where batches were not varied.
     points = [(row["global_batch"], row["global_batch"] / row[RATE] - first(batch_rows, "optimizer_s"))
               for row in batch_rows]  # fmt: skip
-    fit = fit_step_time([point for point in points if point[1] > 0])
     model = StepModel(
-        1.0, links, kind, pass_s=0.0 if fit is None else fit.half_batch or 0.0,
+        1.0, links, kind, pass_s=fit_half_batch([point for point in points if point[1] > 0]),
         host_sample_s=_host_sample_s(last, result),
         nodes_share_cores=bool((result.spec.get("hardware") or {}).get("nodes_share_cores")),
     )  # fmt: skip
@@ -137,6 +137,22 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
             hidden = (isolated - exposed) / (backward * (1 - 1 / model.messages))
             model = replace(model, overlap=min(1.0, max(0.0, hidden)))
     return model
+
+
+def fit_half_batch(points: Sequence[tuple[float, float]]) -> float:
+    """Return the samples that take as long as the fixed part of a step (n_1/2), from (samples, seconds) by the least
+    squares of relative deviations; 0 where the line has no such part, or batches were not varied.
+
+    Source: Hockney and Jesshope 1988, "Parallel Computers 2", chapter 1.3.
+    """
+    if len({samples for samples, _ in points}) < 2:
+        return 0.0
+    fit = fit_least_squares([(1 / seconds, samples / seconds) for samples, seconds in points], [1.0] * len(points))
+    if fit is None:
+        return 0.0  # sizes that differ by rounding only
+    fixed_s, sample_s = map(float, fit.coefficients)
+    rises = sample_s * max(samples for samples, _ in points) > MIN_RISE * fixed_s
+    return fixed_s / sample_s if fixed_s > 0 and rises else 0.0
 
 
 def _host_sample_s(row: Row, result: Result) -> float:

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from scalebench.analysis import batches
-from scalebench.analysis.batches import BATCH, SATURATION_SHARE, DevicesOrBatch, SaturatingBatch, StepFit
+from scalebench.analysis.batches import BATCH, SATURATION_SHARE, DevicesOrBatch, SaturatingBatch
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
-from scalebench.core import units
-from scalebench.core.stats.estimates import Estimate
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
 from scalebench.report.flag_text import describe_intervals
@@ -22,13 +20,9 @@ from scalebench.report.report_data import ReportData
 from scalebench.report.tables import THROUGHPUT_HEAD
 
 MAX_SENTENCES = 8  # curves described one by one
-NEAR_LIMIT = 0.9  # of the fitted limit; a series whose highest throughput is lower has not levelled off
-SATURATION_CAPTION = (
-    f"Saturating batch: the smallest with at least {100 * SATURATION_SHARE:.0f} % of the highest measured throughput. "
-    "Could be: the batches that may be it by their 95 % intervals, each against every other one. "
-    "N_1/2: the batch at which half of a step is spent before its first sample, from the line step = a + b * batch "
-    "(least squares of relative deviations); the limit of throughput is 1 / b of each device. "
-    "Worst: the largest deviation of a measured step from that line; if it is large, n_1/2 says little."
+THROUGHPUT_CAPTION = (
+    "samples/s over all devices; more is better. The saturating batch is the smallest with at least "
+    f"{100 * SATURATION_SHARE:.0f} % of the highest measured throughput"
 )
 CHOICES = "devices-or-batch"
 CHOICES_CAPTION = (
@@ -39,7 +33,7 @@ FEWER_STEPS = "a larger batch makes fewer steps per epoch, and may learn less in
 
 
 def _describe_groups(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
-    """Yield the saturating batches of a group's curves, the charts that show them, and the table of their fits."""
+    """Yield the saturating batches of a group's curves, and the charts that show them."""
     points = [(curve, batches.find_saturating_batch(curve.rows, report_data.configurations.estimate_ratio))
               for curve in group.curves]  # fmt: skip
     saturated = [(curve, point) for curve, point in points if point is not None]
@@ -52,33 +46,12 @@ def _describe_groups(group: doc.CurveGroup, report_data: ReportData) -> Iterator
         point_tags=[curve.tags for curve, _ in certain],
     )  # fmt: skip
     for name, column, axis, about in (
-        ("Throughput", doc.THROUGHPUT, doc.Axis("samples/s"), "samples/s over all devices; more is better"),
+        ("Throughput", doc.THROUGHPUT, doc.Axis("samples/s"), THROUGHPUT_CAPTION),
         ("Epoch", "epoch_s", doc.Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
     ):
         lines = doc.make_lines(group.curves, column, BATCH)
         lines += [marks] if certain and lines and name == "Throughput" else []
         yield from spec.draw_lines(group, name, f"{name} over batch", lines, axis, about, FEWER_STEPS, x=BATCH)
-    rows = []
-    for curve, point in saturated:
-        line = batches.fit_step_time(batches.batch_and_step_s(curve.rows))
-        rows.append((curve.tags, {
-            "strategy": curve.name,
-            "saturating batch": doc.make_cell(format_batch(point), point.batch),
-            "could be": ", ".join(f"{batch:,}" for batch in point.candidates or ()),
-            "of the highest": (point.share, tables.format_whole_percent),
-            "highest at": point.highest,
-            "n_1/2 (95 %)": doc.make_cell(format_half_batch(line), line and line.half_batch),
-            "limit, samples/s": (_find_limit(curve, line), "{:,.0f}".format),
-            "R²": (line and line.r_squared, "{:.3f}".format),
-            "worst": (line and line.worst, units.format_percent),
-        }))  # fmt: skip
-    title = "Where a larger batch stops to pay"
-    yield spec.make_table(group.make_id("saturation"), title, rows, caption=SATURATION_CAPTION)
-
-
-def _find_limit(curve: Curve, line: StepFit | None) -> float | None:
-    """Return the samples/s over all devices that the line of the steps approaches."""
-    return None if line is None or line.limit is None else line.limit * curve.rows[0]["gpus"]
 
 
 def _list_batches(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Table]:
@@ -134,28 +107,7 @@ def _describe_saturation(curve: Curve, point: SaturatingBatch, model: str = "") 
         text += ", and no neighbour could be it by its interval"
     else:
         text += f"; by their intervals {' or '.join(others)} could be it"
-    line = batches.fit_step_time(batches.batch_and_step_s(curve.rows))
-    if line is not None and line.half_batch is not None:
-        text += f"; n_1/2 {format_half_batch(line)}"
-    limit = _find_limit(curve, line)
-    if line and limit and line.points > 2 and point.highest_rate < NEAR_LIMIT * limit and not point.last:
-        share = f"{100 * point.highest_rate / limit:.0f} %"
-        text += f"; the highest is {share} of the limit that the line of its steps approaches"
     return text
-
-
-def format_batch(point: SaturatingBatch) -> str:
-    """Return `700`, or `5,000 or more` and `75 or less` if the measured batches end there."""
-    return f"{point.batch:,}{' or more' if point.last else ' or less' if point.first else ''}"
-
-
-def format_half_batch(line: StepFit | None) -> str:
-    """Return `420 [390, 450]` samples; empty if the line has none."""
-    if line is None or line.half_batch is None:
-        return ""
-    if line.low is None or line.high is None:
-        return units.format_number(line.half_batch)
-    return units.format_limits(Estimate(line.half_batch, line.low, line.high), units.format_number)
 
 
 def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:

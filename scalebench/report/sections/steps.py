@@ -262,11 +262,6 @@ sync_groups = spec.Groups(
 
 GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
 SHARED_COLUMNS = ("model", "hardware", "machine", "scaling", "gpus", "nodes", "global_batch", *CURVE_COLUMNS)
-REAL_INPUT_CAPTION = (
-    "Ratio: throughput with real input over that with generated samples, with 95 % limits; under 1 is what input "
-    "costs. Longer step: seconds that a step takes longer; waiting: the share of a step in which it waits for its "
-    "batch, empty where no probes were made."
-)
 
 
 def list_real_input(report_data: ReportData) -> Iterator[doc.Block]:
@@ -274,32 +269,21 @@ def list_real_input(report_data: ReportData) -> Iterator[doc.Block]:
     their Dataset was read."""
     measured = [row for curve in report_data.curves for row in curve.rows]
     generated = {_input_key(row): row for row in measured if row["dataset"].endswith(GENERATED)}
-    rows = []
     for row in measured:
-        other, tags = generated.get(_input_key(row)), doc.get_tags(row)
-        if other is None or row["dataset"].endswith(GENERATED):
-            continue
-        ratio = decide_ratio(row, other, report_data.configurations.estimate_ratio)
-        under = f"under {row['strategy']} on {units.format_count(row['gpus'], 'device')}"
-        doubt, times = tables.explain_doubt(ratio, row, other), f"{ratio.value:.2f} times the throughput of"
-        text = f"{row['dataset']} has {times} {other['dataset']} {under}{doubt and f'; {doubt}'}."
-        yield doc.Paragraph(text, "answer", tags)
-        step_s, generated_s = (float(each["global_batch"] / each[doc.THROUGHPUT]) for each in (row, other))
-        waiting, waiting_generated = ((each["data_share"], tables.format_whole_percent) for each in (row, other))
-        rows.append((tags, {
-            "model": row["model"], "strategy": row["strategy"], doc.DEVICES: row["gpus"],
-            "real input": row["dataset"], "samples/s": tables.make_cell(row, doc.THROUGHPUT),
-            "generated samples/s": tables.make_cell(other, doc.THROUGHPUT), "ratio (95 %)": ratio,
-            "longer step": (step_s - generated_s, units.format_seconds),
-            "waiting": waiting, "waiting, generated": waiting_generated,
-        }))  # fmt: skip
+        other = generated.get(_input_key(row))
+        if other is not None and not row["dataset"].endswith(GENERATED):
+            ratio = decide_ratio(row, other, report_data.configurations.estimate_ratio)
+            doubt, waiting = tables.explain_doubt(ratio, row, other), tables.make_cell(row, "data_share").text
+            text = f"{row['dataset']} has {units.format_ratio(ratio)} times the throughput of {other['dataset']} under "
+            text += f"{row['strategy']} on {units.format_count(row['gpus'], 'device')}"
+            text += f", and waits for its batch {waiting} of a step" if waiting else ""
+            text += f"; {doubt}." if doubt else "."
+            yield doc.Paragraph(text, "answer", doc.get_tags(row))
     fastest = {row["dataset"]: row for row in sorted(measured, key=lambda row: row[doc.THROUGHPUT])}
     for row in fastest.values():
         training = f"{row['strategy']} on {units.format_count(row['gpus'], 'device')}"
         if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[doc.THROUGHPUT]):
             yield doc.Paragraph(reading, "answer", doc.get_tags(row))
-    words, title = ("strategy", "real input"), "Real and generated input"
-    yield spec.make_table("real-input", title, rows, words, REAL_INPUT_CAPTION)
 
 
 def describe_slow_reading(dataset: str, read_rate: float | None, training: str, rate: float | None) -> str | None:

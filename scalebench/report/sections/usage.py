@@ -10,8 +10,6 @@ from typing import Any
 
 from scalebench.analysis.columns import select_heads
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.verdicts import decide_ratio
-from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.untrusted import find_run_file
 from scalebench.measure.monitor.summary import measured_window
@@ -20,7 +18,6 @@ from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.flag_text import format_flag
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
-from scalebench.report.tables import format_throughput
 
 # The counters of a node's interfaces hold the traffic of all programs, and none of ranks that share the node.
 BETWEEN_NODES = ("net_sent_bytes_per_s", "net_received_bytes_per_s")
@@ -35,8 +32,6 @@ TABLE_CAPTION = (
     "runs on several nodes only, all interfaces except the loopback. Power, memory and traffic: less is better at "
     "equal throughput."
 )
-UTILISATIONS = {"gpu_util_mean": "GPU", "cpu_util_mean": "CPU"}
-MIN_RISE = 0.05  # of all time, and of a single repeat's throughput; less may be chance
 
 MAX_MONITORED_RUNS = 4  # a run has up to seven charts
 MAX_FLAGGED_RUNS = 2  # so that some are left for runs without flags
@@ -58,30 +53,9 @@ def _leave_out_traffic_within_nodes(curves: Sequence[Curve]) -> list[Curve]:
     return [replace(curve, rows=[*map(hide, curve.rows)]) for curve in curves]
 
 
-def _warn_of_waits(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Paragraph]:
-    """Warn if devices or processors are busier with more devices while throughput does not rise."""
-    for curve, (column, name) in itertools.product(group.curves, UTILISATIONS.items()):
-        for fewer, more in itertools.pairwise(row for row in curve.rows if row[column] is not None):
-            ratio = decide_ratio(more, fewer, report_data.configurations.estimate_ratio)
-            # Where no verdict rests on the figures, they have to differ by more than starts may.
-            is_faster = ratio.low > 1 if ratio.has_limits else ratio.value > 1 + MIN_RISE
-            if more[column] - fewer[column] <= MIN_RISE or is_faster:
-                continue
-            text = (
-                f"{curve.name}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from "
-                f"{units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does "
-                f"not: from {format_throughput(fewer)} to {format_throughput(more, ' samples/s')}."
-            )
-            if name == "GPU" and None not in (fewer["gpu_power_w_mean"], more["gpu_power_w_mean"]):
-                before, after = (units.format_number(row["gpu_power_w_mean"] / row["gpus"]) for row in (fewer, more))
-                text += f" Power of a device: {before} W, then {after} W."
-            text += " Time in which a backend waits within a kernel or in a loop counts as busy."
-            yield doc.Paragraph(text, "warning", curve.tags)
-
-
 usage_groups = spec.Groups(
     "usage",
-    [spec.Listing("While blocks were timed", HEADS, TABLE_CAPTION), _warn_of_waits],
+    [spec.Listing("While blocks were timed", HEADS, TABLE_CAPTION)],
     prepare=_leave_out_traffic_within_nodes,
 )
 

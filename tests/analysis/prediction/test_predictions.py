@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalebench.analysis.prediction import predictions
-from scalebench.analysis.prediction.curve_models import fit_link_rate, group_rates_by_link, sync_kind
+from scalebench.analysis.prediction.curve_models import fit_half_batch, fit_link_rate, group_rates_by_link, sync_kind
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.config_files import read_yaml
 from scalebench.core.errors import InputError
@@ -243,6 +243,16 @@ def make_two_models():
         run.run_id, run.workload.model = f"other-{run.run_id}", "other"
         run.spec["model"] = {**run.spec["model"], "name": "other"}
     return [*make_runs(gpus=(1, 2, 4)), *other]
+
+
+def test_the_half_batch_is_that_of_weighted_least_squares():
+    from scipy.optimize import curve_fit
+
+    batches, times = (75, 150, 350, 700, 1000, 2000, 5000), [0.011, 0.013, 0.021, 0.029, 0.043, 0.078, 0.2]
+    (one, two), _ = curve_fit(lambda b, one, two: one + two * b, batches, times, p0=[0.01, 1e-5], sigma=times)
+    assert fit_half_batch(list(zip(batches, times, strict=True))) == pytest.approx(one / two, rel=1e-5)
+    for points in ([], [(10, 0.02)], [(10, 0.02), (10, 0.03)], [(1, 1.0), (2, 3.0), (4, 7.0)], [(1, 2.0), (4, 1.4)]):
+        assert fit_half_batch(points) == 0, "a fixed part below 0, and a line that does not rise, have none"
 
 
 KINDS = {
