@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from scalebench import plugin_api
 from scalebench.analysis.columns import COLUMNS
+from scalebench.analysis.verdicts import read_flags
 from scalebench.cli.commands.list import format_value, group_names
 from scalebench.core.config_files import (
     describe_entry,
@@ -25,7 +26,7 @@ from scalebench.core.config_files import (
 from scalebench.core.config_fingerprint import flatten
 from scalebench.core.json_files import write_text
 from scalebench.core.result import result_schema
-from scalebench.report.flag_text import format_flag, read_flags
+from scalebench.report.flag_text import format_flag
 from scalebench.strategies.registry import built_in_strategies
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,9 +9,12 @@ forbid it always. `show`, rankings, advice and `compare` have this one rule.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
+from scalebench.core.config_files import read_yaml
 from scalebench.core.spec import SWEEP_REPEATS
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 from scalebench.core.stats.log_means import LogMean
@@ -19,38 +22,24 @@ from scalebench.core.stats.log_means import LogMean
 Row = Mapping[str, Any]
 
 MORE_REPEATS = f"measure.repeats={SWEEP_REPEATS} decides"
-# Flags that make the figures of a row doubtful, as text.
-DOUBTS = {
-    "busy_machine": "other programs kept the processors busy",
-    "oversubscribed": "more threads than cores",
-    "quota_used_up": "its quota of CPU time was used up, which stops all its threads",
-    "superlinear_on_cpu": "faster than so many workers can be, which is an error of the measurement",
-    "precision_differs": "it computed in another precision than requested",
-    "approximate": "its steps are not the baseline's, so its speed is that of a different training",
-    "hooks_left_out": "hooks of its LightningModule, which Lightning's strategies run, were left out",
-    "threads_changed": "the model's file changed the number of threads",
-    "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
-    "foreign_process": "a program outside the run computed on one of its devices",
-    "hot_at_start": "a GPU was close to throttling before it began",
-    "throttled": "something held a GPU's clocks back",
-    "unequal_clocks": "the clocks of its GPUs differ",
-    "swapping": "the machine swapped",
-    "shared_gpu": "two of its processes drove the same GPU",
-    "memory_full": "a GPU's memory was full, and its allocator gave back its cache and tried again",
-    "gpu_lost": "a GPU was lost",
-    "no_interval": "no interval, with too few blocks",
-    "target_missed": "the interval is wider than requested",
-    "repeats_differ": "its repeats differ by more than a tenth",
-    "drifts": "its level changed while it was measured",
-    "mfu_above_1": "more FLOP/s than the peak of its devices, which needs an explanation",
-    "superlinear": "an efficiency above 1, which needs an explanation",
-}
+FLAGS_FILE = Path(__file__).with_name("flags.yaml")
 # No verdict rests on rows with these flags: missing cores or GPUs, another precision or other threads are part of
 # their figures.
 NO_VERDICT_FLAGS = (
     *("oversubscribed", "quota_used_up", "shared_gpu", "superlinear_on_cpu", "precision_differs", "threads_changed"),
 )
 OTHER_PROGRAMS_FLAGS = ("busy_machine", "foreign_process")  # no verdict either, but on ratios within rounds
+
+
+@cache
+def read_flags() -> dict[str, dict[str, str]]:
+    """Return the texts of each flag, as its file describes them."""
+    return read_yaml(FLAGS_FILE)
+
+
+def read_doubt(flag: str) -> str:
+    """Return in a few words why a flag makes the figures of a row doubtful; empty if it does not."""
+    return read_flags().get(flag, {}).get("doubt", "")
 
 
 def explain_no_verdict(*rows: Row, in_rounds: bool | None = None) -> str:
@@ -71,9 +60,9 @@ def explain_disturbance(*rows: Row, in_rounds: bool | None = None) -> str:
         cancels = row.get("in_turns") if in_rounds is None else in_rounds
         forbidding = NO_VERDICT_FLAGS if cancels else (*OTHER_PROGRAMS_FLAGS, *NO_VERDICT_FLAGS)
         flags = (row.get("flags") or "").split()
-        reasons |= {DOUBTS[flag]: None for flag in forbidding if flag in flags}
+        reasons |= {read_doubt(flag): None for flag in forbidding if flag in flags}
     if len({"hooks_left_out" in (row.get("flags") or "").split() for row in rows}) > 1:  # not the same work
-        reasons[f"not the same work: {DOUBTS['hooks_left_out']} in one of them"] = None
+        reasons[f"not the same work: {read_doubt('hooks_left_out')} in one of them"] = None
     return "; ".join(reasons)
 
 

@@ -6,23 +6,12 @@ docs/reference/results.md says what raises each flag.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from scalebench.analysis.verdicts import DOUBTS
-from scalebench.core.config_files import read_yaml
+from scalebench.analysis.verdicts import read_doubt, read_flags
 
 UNSTEADY = ("warmup_left", "drifts")  # flags that say why a series is not steady
 NOT_STEADY = "not_steady"  # stands for a series that is unsteady while no flag says why
-
-FLAGS_FILE = Path(__file__).with_name("flags.yaml")
-
-
-@cache
-def read_flags() -> dict[str, dict[str, str]]:
-    """Return the texts of each flag: `advice`, what it means and what to do, and `raised`, when a run gets it."""
-    return read_yaml(FLAGS_FILE)
 
 
 def format_flag(flag: str) -> str:
@@ -61,7 +50,7 @@ def describe_row(row: dict[str, Any], explains: bool = False) -> list[str]:
 
 def explain_flag(flag: str) -> str:
     """Return `drifts: its level changed while it was measured`."""
-    name, meaning = format_flag(flag), DOUBTS.get(flag, "")
+    name, meaning = format_flag(flag), read_doubt(flag)
     if not meaning and flag in read_flags():
         meaning = get_advice(flag).partition(". ")[0].removesuffix(".")
     meaning = meaning[:1].lower() + meaning[1:]

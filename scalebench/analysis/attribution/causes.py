@@ -16,7 +16,7 @@ from scalebench.analysis.attribution.rules import RULES, Facts
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction.step_model import ring_bytes
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.verdicts import DOUBTS, decide_ratio
+from scalebench.analysis.verdicts import decide_ratio, read_doubt
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.stats.estimate_arithmetic import combine
@@ -224,7 +224,7 @@ def collect_drift_facts(run: AttributedRun) -> Facts:
         evidence.append(f"{monitor.cpu_cores_others_mean:.2g} cores in use by others")
     if "swapping" in flags and monitor.swap_in_bytes is not None and monitor.swap_out_bytes is not None:
         evidence.append(f"{format_bytes(monitor.swap_in_bytes + monitor.swap_out_bytes)} swapped")
-    meanings = ", ".join(DOUBTS[flag] for flag in flags)
+    meanings = ", ".join(read_doubt(flag) for flag in flags)
     return {"meanings": meanings or None, "evidence": ", ".join(evidence)}
 
 

@@ -23,7 +23,7 @@ from scalebench.analysis.identity import group_by, is_under
 from scalebench.analysis.read_runs import find_results
 from scalebench.analysis.rows import RunSummary, summarize_run
 from scalebench.analysis.throughput import counting_flags
-from scalebench.analysis.verdicts import DOUBTS, OTHER_PROGRAMS_FLAGS
+from scalebench.analysis.verdicts import OTHER_PROGRAMS_FLAGS, read_doubt
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.result import Result, read_result
 from scalebench.core.stats.log_means import mean_of_repeats
@@ -243,4 +243,4 @@ def describe_other_programs(name: str, rows: Iterable[ComparisonRow]) -> Iterato
             took = f", {most:.1f} of {flagged[0].machine.cpus} cores at most" if flag == "busy_machine" and most else ""
             programs = dict.fromkeys(each for record in flagged for each in record.monitor.other_programs or ())
             took += f", such as {next(iter(programs))}" if programs else ""
-            yield f"{name}: {DOUBTS[flag]} in {len(flagged)} of {format_count(len(records), 'run')}{took}"
+            yield f"{name}: {read_doubt(flag)} in {len(flagged)} of {format_count(len(records), 'run')}{took}"

@@ -167,7 +167,11 @@ def list_doubts(advice: Advice) -> list[str]:
     for name, row in rows:
         flags = (row["flags"] or "").split()
         reasons = list(filter(None, explain_no_verdict(row).split("; ")))
-        reasons += [text for flag, text in verdicts.DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS]
+        reasons += [
+            text
+            for flag in verdicts.read_flags()
+            if flag in flags and flag not in HARMLESS_DOUBTS and (text := verdicts.read_doubt(flag))
+        ]
         reasons += ["it was not steady"] if row["steady"] is False and "drifts" not in flags else []
         pairs += [(reason, _on_devices((name, row))) for reason in dict.fromkeys(reasons)]
     doubts = [

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.analysis.verdicts import read_flags
 from scalebench.core.errors import InputError
 from scalebench.core.sweep_file import SweepRecord, join_labels, read_sweep
 from scalebench.core.untrusted import find_run_file
 from scalebench.report import document as doc
 from scalebench.report import report_data as data
 from scalebench.report import spec
-from scalebench.report.flag_text import format_flag, get_advice, list_flags, read_flags
+from scalebench.report.flag_text import format_flag, get_advice, list_flags
 from scalebench.report.report_data import ReportData, name_runs, select_run_columns
 from scalebench.report.report_data import Row as RunRow
 

@@ -7,7 +7,7 @@ import pytest
 
 from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.sessions import number_sessions
-from scalebench.analysis.verdicts import DOUBTS
+from scalebench.analysis.verdicts import read_doubt
 from scalebench.core.result import Phases
 from tests.builders.comparisons import machine_settings, make_runs
 from tests.builders.runs import record
@@ -121,4 +121,4 @@ def test_a_session_that_was_disturbed_does_not_count():
     saved[0].record.flags.append("busy_machine")
     assert only(saved, new).test == "Student's t, 4 and 1 sessions"
     new[0].record.flags.append("busy_machine")
-    assert only(saved, new).notes == [f"no verdict: {DOUBTS['busy_machine']}"]
+    assert only(saved, new).notes == [f"no verdict: {read_doubt('busy_machine')}"]
