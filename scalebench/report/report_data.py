@@ -5,13 +5,11 @@ Records may come from anybody: core/untrusted says which files that they name ar
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +20,11 @@ from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTI
 from scalebench.analysis.ranking import Advice, list_advice
 from scalebench.analysis.read_runs import RunFiles
 from scalebench.analysis.repeats import Configurations
-from scalebench.core.json_files import read_json, read_tail
+from scalebench.core.json_files import read_tail
 from scalebench.core.result import Result, read_result
-from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
+from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.units import format_count
-from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
-from scalebench.measure.progress import read_progress
+from scalebench.core.untrusted import clean_text
 from scalebench.report import document as doc
 
 if TYPE_CHECKING:
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 MAX_DETAILED_RUNS = 200  # runs of which a report shows more than their row
 MAX_CACHED_RECORDS = 2 * MAX_DETAILED_RUNS  # in memory: the records of failed runs are read in addition
-MAX_PROGRESS_RANKS = 64  # ranks of an unfinished run whose progress files are read
 MAX_LOG_LINES = 30
 MAX_LOG_BYTES = 64 * 1024  # a log may be larger than memory
 MAX_LINE_LENGTH = 500
@@ -244,34 +240,6 @@ def read_log_tail(path: Path) -> str:
     """
     lines = clean_text(read_tail(path, MAX_LOG_BYTES)).splitlines()[-MAX_LOG_LINES:]
     return "\n".join(line[:MAX_LINE_LENGTH] for line in lines)
-
-
-def describe_unfinished_run(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Describe the run in a folder that has a spec, which may be half written or hold anything, and no result: its
-    model, strategy and hardware, as far as they are known, and the cells of its row."""
-    try:
-        tree = read_json(folder / SPEC_FILE, MAX_SMALL_FILE_BYTES)
-    except (OSError, ValueError):
-        tree = None
-    names = {name: _look_up(tree, "config", name, "name") for name in ("model", "strategy", "hardware")}
-    tags = {name: str(value) for name, value in names.items() if value is not None}
-    ranks = (read_progress(folder, rank) for rank in range(MAX_PROGRESS_RANKS))
-    reports = [progress for progress in ranks if progress is not None and isinstance(progress.at_s, (int, float))]
-    last, phase, last_sign = max(reports, key=lambda progress: progress.at_s, default=None), "", ""
-    if last is not None:
-        phase = str(last.phase)
-        with contextlib.suppress(OverflowError, ValueError, OSError):
-            last_sign = datetime.fromtimestamp(last.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return tags, {
-        "folder": str(folder), "strategy": tags.get("strategy", ""), "devices": str(_look_up(tree, "gpus") or ""),
-        "phase": phase, "last sign (UTC)": last_sign,
-    }  # fmt: skip
-
-
-def _look_up(tree: Any, *keys: str) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
 
 
 class HomeFolder:

@@ -1,10 +1,7 @@
 """The data of a report: rows, names of runs, records, files of a run, unfinished runs."""
 
-import json
 import os
 import tracemalloc
-
-import pytest
 
 from scalebench.core.spec import write_spec
 from scalebench.core.untrusted import find_run_file
@@ -12,7 +9,6 @@ from scalebench.report import report_data
 from scalebench.report.report_data import (
     MAX_LINE_LENGTH,
     MAX_LOG_BYTES,
-    describe_unfinished_run,
     load_report_data,
     read_log_tail,
 )
@@ -88,33 +84,10 @@ def test_the_last_lines_are_plain_text(tmp_path):
         tracemalloc.stop()
 
 
-def write_progress(folder, **progress):
-    folder.mkdir(parents=True, exist_ok=True)
-    write_spec(simulated_spec(2), folder)
-    content = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
-    (folder / f"progress{content['rank']}.json").write_text(json.dumps(content))
-
-
-def test_the_last_sign_of_any_rank(tmp_path):
+def test_folders_with_a_spec_and_no_result_are_unfinished(tmp_path):
     write_sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     write_spec(simulated_spec(1), tmp_path / "0")
-    write_progress(tmp_path / "7")
-    write_progress(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
-    (folder,) = load_report_data([tmp_path]).files.unfinished_folders
-    tags, cells = describe_unfinished_run(folder)
-    assert tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
-    assert [*cells.values()] == [str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:01:00"]
+    (tmp_path / "7").mkdir()
+    write_spec(simulated_spec(2), tmp_path / "7")
+    assert load_report_data([tmp_path]).files.unfinished_folders == [tmp_path / "7"]
     assert load_report_data([tmp_path / "0" / "result.json"]).files.unfinished_folders == []
-
-
-@pytest.mark.parametrize("at_s", ["soon", None, 1e300, {}])
-def test_progress_may_say_anything(tmp_path, at_s):
-    write_progress(tmp_path / "7", at_s=at_s)
-    assert describe_unfinished_run(tmp_path / "7")[1]["last sign (UTC)"] == ""
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"config": {"model": 3, "strategy": {"name": null}}}'])
-def test_a_spec_may_be_half_written(tmp_path, content):
-    (tmp_path / "spec.json").write_text(content)
-    tags, cells = describe_unfinished_run(tmp_path)
-    assert (tags, [*cells.values()]) == ({}, [str(tmp_path), "", "", "", ""])

@@ -159,14 +159,8 @@ def _set_colours(trace: Figure, colours: Mapping[str, str]) -> Figure:
         return {**trace, "fillcolor": f"rgba({', '.join(str(int(colour[k : k + 2], 16)) for k in (1, 3, 5))}, 0.18)"}
     is_on_bar = role == "repeat" and "offsetgroup" in trace
     trace = {**trace, "marker": {**trace.get("marker", {}), "color": colours["ink"] if is_on_bar else colour}}
-    if role == "bar":
-        trace["marker"]["line"] = {"color": colours["card"], "width": 1}
-        if "pattern" in trace["marker"]:
-            trace["marker"]["pattern"] = {**trace["marker"]["pattern"], "fgcolor": colours["card"]}
-    elif "line" in trace:
-        trace["line"] = {**trace["line"], "color": colour}
-    if "error_y" in trace:
-        trace["error_y"] = {**trace["error_y"], "color": colours["ink"] if role == "bar" else colour}
+    for part in {"line", "error_y"} & trace.keys():
+        trace[part] = {**trace[part], "color": colours["ink"] if role == "bar" else colour}
     return trace
 
 

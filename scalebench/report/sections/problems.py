@@ -33,11 +33,9 @@ def list_problems(report_data: ReportData) -> Iterator[doc.Block]:
     files, folders = report_data.unreadable, report_data.files.unfinished_folders
     rows: list[spec.TableRow] = [({}, {"file": str(path), "reason": reason}) for path, reason in files]
     yield _make_table("unreadable", "Files that could not be read", rows)
-    # Only those that are shown are described, which reads their files.
-    running = [*map(data.describe_unfinished_run, folders[: doc.MAX_ROWS])]
+    running: list[spec.TableRow] = [({}, {"folder": str(folder)}) for folder in folders]
     about = "They have no result: they are still running, or ended before they could write one."
-    yield _make_table("running", "Running or interrupted", running, about, "devices")
-    yield from doc.note_left_out(doc.MAX_ROWS, len(folders), "folders without a result are listed")
+    yield _make_table("running", "Running or interrupted", running, about)
     unsupported = _select_rows(report_data.frame, lambda status: status == "unsupported")
     names = name_runs(unsupported)
     rows = [(doc.get_tags(row), {"run": names[row["run_id"]], "reason": row["reason"]}) for row in unsupported]
