@@ -12,8 +12,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.plugin_api import InputError, RunSpec, Unsupported
-from scalebench.strategies.torch import Ddp
-from scalebench.strategies.torch.group import Message
+from scalebench.strategies.torch import Ddp, Message
 from scalebench_compression import sparse
 
 # As newer PyTorch calls it, which warns of the old name.
