@@ -74,7 +74,7 @@ def test_options_without_a_value_and_whole_floats_are_accepted():
 
 
 def test_options_can_make_the_steps_of_a_strategy_exact():
-    rounds, ours = "rounds to 16 bits", simulated_config()
+    rounds, ours = "rounds to 16 bits", simulated_config({"step_s": 0.001})
     step_s = ours.strategy.options["step_s"]
     for exact_with, is_exact in (
         ({"step_s": step_s}, True), ({"step_s": 2.0}, False), ({"step_s": step_s, "mode": "slow"}, False), ({}, False),
