@@ -117,15 +117,14 @@ def _run_command_to_its_end(name: str, arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `head` has read enough
-        process.drop_output()
-        return 0
-    except (InputError, OSError) as error:
-        if isinstance(error, InputError):
-            process.print_error(str(error))
-            return 2
-        process.print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except InputError as error:
+        process.print_error(str(error))
+        return 2
+    except OSError as error:
         process.drop_output()  # what is left of it would fail again at the end
+        if isinstance(error, BrokenPipeError):  # `head` has read enough
+            return 0
+        process.print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
         return 1
     except SystemExit as end:  # after --help
         return int(end.code or 0)
@@ -133,9 +132,9 @@ def _run_command_to_its_end(name: str, arguments: list[str]) -> int:
 
 def run_command(name: str, arguments: list[str]) -> int:
     """Run a command with the arguments after it and return its exit status. Raise InputError for an unknown command."""
-    from scalebench.core.errors import InputError
-
     if name not in COMMANDS:
+        from scalebench.core.errors import InputError
+
         raise InputError(explain_unknown_command(name, arguments))
     module = importlib.import_module(f"scalebench.cli.commands.{name}")
     parser = build_parsers()[name]

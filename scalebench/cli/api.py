@@ -6,7 +6,6 @@ started; a run that fails is a row with its status and reason.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -38,9 +37,7 @@ OPEN_GROUPS = (
 )  # which take keys of the user
 KEY_NAME = re.compile(r"[\w./@-]+", re.ASCII)  # a part of a key, or several with dots between
 FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder", "loader")}  # and the keys that name functions
-# Our defaults for them, which are for the command line, disable the loggers of a caller and close its handlers.
-LOGGING_GROUPS = ("hydra/hydra_logging", "hydra/job_logging")
-_measuring = threading.RLock()
+_measuring = threading.RLock()  # two measurements disturb each other, and share the state of Hydra
 NO_RESULT = "dry_run=true starts nothing, so there is no result to return; in a shell: {}"
 NOTEBOOK_FUNCTION = (
     "{key}: {name} is defined in a notebook or at a prompt, where no worker can import it; write it to a file (begin "
@@ -162,24 +159,14 @@ class Figures(list[Any]):
             display(figure)
 
 
-def run(
-    *words: str,
-    strategy: str | None = None,
-    gpus: int | None = None,
-    model: Any = None,
-    dataset: Any = None,
-    folder: str | os.PathLike[str] | None = None,
-    **overrides: Any,
-) -> Run:
+def run(*words: str, folder: str | os.PathLike[str] | None = None, **overrides: Any) -> Run:
     """Run one configuration and return its result: run(strategy="ddp", gpus=2, train={"precision": "bf16"}).
 
-    `model` and `dataset` are names, or functions of a module that workers can import. `overrides` are keys of the
-    config, groups of them as dictionaries; `words` are those of the command line. `folder` is where the files go.
-    Raises InputError for bad input; nothing was started then. Raises KeyboardInterrupt for a cancelled run.
+    `overrides` are keys of the config, groups of them as dictionaries; `model` and `dataset` may also be functions of a
+    module that workers can import. `words` are those of the command line. `folder` is where the files go. Raises
+    InputError for bad input; nothing was started then. Raises KeyboardInterrupt for a cancelled run.
     """
-    settings = {"strategy": strategy, "gpus": gpus, "model": model, "dataset": dataset}
-    settings = {key: value for key, value in settings.items() if value is not None} | overrides
-    return Run(_execute([], words, {}, settings, "hydra.run.dir", folder))
+    return Run(_execute([], words, {}, overrides, "hydra.run.dir", folder))
 
 
 def sweep(
@@ -241,10 +228,10 @@ def _execute(
     arguments += [] if folder is None else [f"{folder_key}={_format_value(folder)}"]
     if values.get("dry_run") == [True] or "dry_run=true" in words:
         raise InputError(NO_RESULT.format(shlex.join(["scalebench", *arguments])))
-    without_log = [f"{group}=none" for group in LOGGING_GROUPS if group not in " ".join(arguments)]
-    with _one_at_a_time(), _importable(functions):
+    _share_folders(functions)
+    with _measuring:
         user_function.forget_failures()
-        _, results = hydra_app.run(arguments, without_log, shows_tables=False, is_single=not first)
+        _, results = hydra_app.run(arguments, shows_tables=False, is_single=not first)
     if results is None:
         raise InputError(f"nothing was run: {shlex.join(arguments)} is for the command line")
     return results
@@ -340,35 +327,13 @@ def _name_function(function: Callable[..., Any], key: str) -> str:
     return f"{module}:{name}"
 
 
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Wait for the measurement of another thread: the two would disturb each other, and share the state of Hydra."""
-    if not _measuring.acquire(blocking=False):
-        print("scalebench: another thread is measuring; this measurement starts when that one is over", flush=True)
-        _measuring.acquire()
-    try:
-        yield
-    finally:
-        _measuring.release()
-
-
-@contextlib.contextmanager
-def _importable(functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
+def _share_folders(functions: Sequence[Callable[..., Any]]) -> None:
     """Tell the workers the folders of these functions: they do not search a script's folder, or one that a notebook has
     put on sys.path."""
-    before = os.environ.get(USER_FOLDERS)
-    present = list(filter(None, (before or "").split(os.pathsep)))
-    folders = dict.fromkeys(filter(None, map(_find_import_folder, functions)))
-    new = [folder for folder in folders if folder not in (*present, os.getcwd())]
+    present = list(filter(None, os.environ.get(USER_FOLDERS, "").split(os.pathsep)))
+    new = [folder for folder in map(_find_import_folder, functions) if folder not in (None, os.getcwd(), *present)]
     if new:
-        os.environ[USER_FOLDERS] = os.pathsep.join([*new, *present])
-    try:
-        yield
-    finally:
-        if new:
-            del os.environ[USER_FOLDERS]
-        if new and before is not None:
-            os.environ[USER_FOLDERS] = before
+        os.environ[USER_FOLDERS] = os.pathsep.join(dict.fromkeys([*filter(None, new), *present]))
 
 
 def _find_import_folder(function: Callable[..., Any]) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,7 +23,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.core.utils import configure_log
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -62,11 +60,9 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
-def run(
-    arguments: Sequence[str], more: Sequence[str] = (), shows_tables: bool = True, is_single: bool = False
-) -> tuple[int, Path | None]:
-    """Run what the arguments describe, with `more` that are for Hydra alone. Return the status of the runs, and their
-    folder. `is_single`: several repeats, which make a sweep, are refused.
+def run(arguments: Sequence[str], shows_tables: bool = True, is_single: bool = False) -> tuple[int, Path | None]:
+    """Run what the arguments describe. Return the status of the runs, and their folder. `is_single`: several repeats,
+    which make a sweep, are refused.
 
     Raises InputError where nothing was started, and KeyboardInterrupt when the finished runs of a cancelled sweep have
     been reported.
@@ -74,7 +70,7 @@ def run(
     session: SweepSession | None = None
     with process.interrupt_at_signals(), _own_hydra():
         try:
-            options = read_arguments([*arguments, *more])
+            options = read_arguments(list(arguments))
             for line in compose.register_with_hydra():  # about plugins, which make no run fail
                 if line not in _printed_warnings:
                     _printed_warnings.add(line)
@@ -83,12 +79,11 @@ def run(
             if shows or options.resolve or (options.run and options.multirun):  # or switches that contradict each other
                 return _call_hydra(options), None
             loader, config, spec = _compose(options, is_single)
-            for key in ("callbacks", "job.chdir", "job.env_set"):
+            for key in ("callbacks", "job.chdir", "job.env_set", "sweep.subdir"):
                 if OmegaConf.select(config.hydra, key):
                     raise InputError(f"hydra.{key} has no effect on runs of scalebench; leave it out")
             from scalebench.sweeps.task import SweepSession  # whose import takes longer than a refusal
 
-            configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             session = SweepSession(arguments, config, loader, shows_tables)
             if spec is None:
                 _run_sweep(session, loader, config)
@@ -102,7 +97,7 @@ def run(
             raise
         except Exception as error:
             is_expected = isinstance(error, (*EXPECTED_ERRORS, OSError))
-            has_started = session is not None and session.has_started()
+            has_started = session is not None and session.folder is not None
             if not is_expected and (has_started or os.environ.get("SCALEBENCH_TRACEBACK")):
                 raise
             line = explain_error(error, list(arguments))
@@ -122,14 +117,15 @@ def _compose(options: argparse.Namespace, is_single: bool) -> tuple[compose.Load
     sweep."""
     loader = compose.make_loader(options.config_path, options.config_dir)
     compose_line = partial(loader.load_command_line, options.config_name or "config")
-    as_sweep = options.overrides  # in the folder that is named for a run
-    if not options.multirun and not any(word.startswith("hydra.sweep.dir=") for word in as_sweep):
-        as_sweep = [re.sub(r"^hydra\.run\.dir=", "hydra.sweep.dir=", word) for word in as_sweep]
-    config = compose_line(options.overrides, options.multirun)
+    words = options.overrides
+    folders = [word.partition("=")[2] for word in words if word.startswith("hydra.run.dir=")]
+    if folders and not options.multirun and not any(word.startswith("hydra.sweep.dir=") for word in words):
+        words = [*words, f"hydra.sweep.dir={folders[-1]}"]  # for a run with repeats, which is a sweep
+    config = compose_line(words, options.multirun)
     if config.hydra.mode == RunMode.MULTIRUN:
         if is_single:
             raise InputError("several values, or sweep=NAME, are a sweep: call scalebench.sweep instead of run")
-        return loader, config if as_sweep == options.overrides else compose_line(as_sweep, True), None
+        return loader, config, None
     spec = resolve(compose.to_config(config))
     if spec.repeats == 1:
         return loader, config, spec
@@ -138,7 +134,7 @@ def _compose(options: argparse.Namespace, is_single: bool) -> tuple[compose.Load
             'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
             'measure={"repeats": 1}'
         )
-    return loader, compose_line(as_sweep, True), None
+    return loader, compose_line(words, True), None
 
 
 def _run_sweep(session: SweepSession, loader: compose.Loader, config: DictConfig) -> None:
@@ -228,10 +224,6 @@ def _call_hydra(options: argparse.Namespace) -> int:
 def _stop(session: SweepSession | None, line: str) -> None:
     """Report the finished runs of a sweep, which a second Ctrl-C interrupts."""
     process.print_error(line)
-    try:
-        with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
-            if session is not None:
-                session.stop()
-    except RuntimeError as error:  # what Python makes of a Ctrl-C while an import creates a class
-        if not isinstance(error.__cause__, KeyboardInterrupt):
-            raise
+    with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
+        if session is not None:
+            session.stop()

@@ -17,7 +17,7 @@ PROGRAM_KEYS = ("repeat", "resume", "strict", "wait", "baseline", "dry_run", "de
 LEFT_OUT = frozenset((
     *PROGRAM_KEYS,
     "dataset.cache",
-    *(f"measure.{key}" for key in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s")),  # of a sweep
+    *(f"measure.{key}" for key in ("repeats", "max_repeats", "order", "slot_s")),  # of a sweep
     "script.first_step_s",  # a limit
     # Checks of a strategy and of its options; and who can reach its processes.
     *(f"strategy.{key}" for key in "adapter sync reduces_on approximate exact_with tolerance".split()),

@@ -41,7 +41,6 @@ TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.jso
 LOCK_FILE = "scalebench.lock"  # exists while a program uses the folder, of a run or of a sweep
 HYDRA_FOLDER = ".hydra"
 HYDRA_FILES = frozenset({"config.yaml", "hydra.yaml", "overrides.yaml"})  # as Hydra names them
-HYDRA_LOG = "scalebench.log"  # which it writes with hydra/job_logging=default
 RUN_ID_VARIABLE = "SCALEBENCH_RUN_ID"  # of the environment of ranks and their agents
 
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
@@ -65,7 +64,7 @@ OUTPUT_FILES = _match_any(
     numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
 RECORD_FILES = _match_any(
-    LOCK_FILE, HYDRA_LOG, SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_RUNS_FILE,
+    LOCK_FILE, SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_RUNS_FILE,
     JOB_LOG, JOB_SCRIPT,
 )  # fmt: skip
 

@@ -235,7 +235,6 @@ class MeasureSpec:
     # Of the runs of a sweep, within each repeat. auto: rounds where runs can take turns, else given.
     order: str = choice_field("auto", "rounds", "given", "random")
     slot_s: float = number_field(0.1, positive=True)  # of order=rounds: how long a run measures in each round
-    cool_down_s: float = number_field(0.0, at_least=0, at_most=86_400)  # pause before each run of a sweep but the first
     monitor: bool = True  # sample devices, processes and the machine while it runs
     probes: bool = True  # after measuring throughput: where the time of a step goes
     probe_s: float = number_field(3.0, positive=True)  # about, for each probe
@@ -321,7 +320,6 @@ class SweepSpec:
 
     max_minutes: float | None = number_field(None, positive=True)  # the least informative runs are left out beyond that
     report: bool = True  # write report.html into its folder at the end
-    export: str = choice_field("none", *TRACKERS)  # pass its runs on at the end, as scalebench export does
     question: str | None = None  # the swept key that the answer is about; null: all of them
 
 

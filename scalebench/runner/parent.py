@@ -19,7 +19,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock, claim_run_folder, read_holder
 from scalebench.core.json_files import format_json
 from scalebench.core.machine import machine, nccl_log
-from scalebench.core.process import StartError, ignore_signals
+from scalebench.core.process import StartError, ignore_signals, print_error
 from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import (
     LOCK_FILE,
@@ -65,9 +65,8 @@ def run_spec(
     """Run `spec` in `folder` and leave its result.json there; with `turns`, beside the other runs of its cohort.
 
     `lock` is that of claim_run_folder, where the caller has claimed the folder; it is released in the end. Raises
-    InputError as claim_run_folder does, OSError when the folder cannot be written before the start,
-    UnwrittenResult when it cannot be at the end, and KeyboardInterrupt, after the result is written, when it was
-    cancelled.
+    InputError as claim_run_folder does, OSError when the folder cannot be written before the start, and
+    KeyboardInterrupt, after the result is written, when it was cancelled.
     """
     with lock or claim_run_folder(spec, folder):
         return _run(StartedRun(spec, folder, turns=turns), on_progress, module)
@@ -121,15 +120,6 @@ def finish_killed_run(folder: Path) -> None:
             remove_transient_files(folder)
 
 
-class UnwrittenResult(OSError):
-    """The result of a run that has ended cannot be written."""
-
-    def __init__(self, result: Result, folder: Path, error: OSError) -> None:
-        super().__init__(*error.args)
-        self.folder = folder
-        self.record = format_json(result, indent=None).rstrip()
-
-
 @dataclass
 class StartedRun:
     """A run whose result.json is still to be written, with the facts about it that only this process has."""
@@ -155,8 +145,9 @@ class StartedRun:
             return _launch_once(self.id.id, self.spec, self.folder, on_progress, module, self.turns)
 
     def finish(self, outcome: RunOutcome) -> Result:
-        """Write result.json, which no signal interrupts, and return it; UnwrittenResult where that fails. One that is
-        there stays: the program that submitted this job has written it, since it took the node for dead."""
+        """Write result.json, which no signal interrupts, and return it. One that is there stays: the program that
+        submitted this job has written it, since it took the node for dead. Where nothing can be written, as on a full
+        disk, the record is printed, and the result is that of a failed run."""
         with ignore_signals():
             with contextlib.suppress(OSError):  # ranks that could not write their records on a full disk left none
                 is_full = shutil.disk_usage(self.folder).free < RANK_RECORD_BYTES
@@ -172,7 +163,10 @@ class StartedRun:
                         return read_result(self.folder / RESULT_FILE)
                 write_result(result, self.folder)
             except OSError as error:
-                raise UnwrittenResult(result, self.folder, error) from error
+                line = f"{self.folder} cannot be written: {error.strerror}"
+                print_error(f"{line}; here is the record of its run")
+                print(format_json(result, indent=None).rstrip(), flush=True)
+                return replace(result, status="failed", reason=line)
             return result
 
     def _parts(self, spec: RunSpec, outcome: RunOutcome) -> ResultParts:

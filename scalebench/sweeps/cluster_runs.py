@@ -1,34 +1,41 @@
-"""Run parts of a sweep as jobs of a scheduler: submit them at once, follow them to their results, or cancel them."""
+"""Parts of a sweep as jobs of a scheduler: their plan, submitted at once, followed to their results, or cancelled."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf import OmegaConf
+
 from scalebench.cluster.commands import Slurm, find_site
 from scalebench.cluster.jobset import is_on_pods
 from scalebench.cluster.submit import Submission, read_submission, submit_job
+from scalebench.config.support import is_reachable
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock, clear_run_folder
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE, RunKey, copy_run
 from scalebench.core.spec import RunSpec
-from scalebench.sweeps.console import Console
+from scalebench.core.units import format_count
+from scalebench.sweeps.console import Console, describe_queue, format_repeat
 from scalebench.sweeps.estimate import estimate_s
 
 if TYPE_CHECKING:
-    from scalebench.runner.jobs import JobFollower, PlannedJob
+    from scalebench.runner.jobs import JobFollower, PlannedJob, QueueState
     from scalebench.runner.parent import RunRequest
     from scalebench.sweeps.jobset_runs import JobSetFollower
     from scalebench.sweeps.plan import SweepRun
 
 
 QUEUES = ("queue", "pods")  # where a run waits for nodes
+# The command that submits jobs, and where it is, by scheduler.
+SUBMITTED = {"slurm": ("sbatch", "a login node"), "kubernetes": ("kubectl", "a machine with access to the cluster")}
 
 
 class UserDetached(KeyboardInterrupt):
@@ -62,13 +69,13 @@ def adopt(submitted: Sequence[SweepRun], planned: Sequence[SweepRun], sweep_dir:
 
 
 def find_running(specs: Sequence[RunSpec], root: Path) -> dict[Path, RunKey]:
-    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission, with
-    the schedulers of `specs`."""
+    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission, by
+    the scheduler of `specs`."""
     from scalebench.runner.jobs import find_jobsets, find_running_jobs
 
-    on_slurm = [spec for spec in specs if not is_on_pods(spec)]
-    running = find_running_jobs(root, _slurm_of(on_slurm)) if on_slurm else {}
-    return running | (find_jobsets(root) if len(on_slurm) < len(specs) else {})
+    if not specs:
+        return {}
+    return find_jobsets(root) if is_on_pods(specs[0]) else find_running_jobs(root, _slurm_of(specs))
 
 
 def match_running(runs: Sequence[SweepRun], running: Mapping[Path, RunKey]) -> dict[SweepRun, Path]:
@@ -110,6 +117,8 @@ def follow(
     requests = {
         number: RunRequest(number, run.spec, run.adopted or run.folder, run.bare) for number, run in runs.items()
     }
+    specs = [run.spec for run in runs.values()]
+    slurm = _slurm_of(specs)
     for run in runs.values():
         if run.adopted is None:
             _clear_folder(run, resume)
@@ -125,25 +134,21 @@ def follow(
     is_single = [run.folder for run in runs.values()] == [folder]
     limits = [run.spec.config.hardware.max_jobs for run in runs.values()]
     max_jobs = min((limit for limit in limits if limit is not None), default=None)
-    for on_pods in (True, False):  # one scheduler after the other
-        jobs_of_it = [job for job in planned if is_on_pods(job.requests[0].spec) == on_pods]
-        adopted_jobs = [requests[run.number] for run in adopted if is_on_pods(run.spec) == on_pods]
-        if not (jobs_of_it or adopted_jobs):
-            continue
-        with console.show_queue() as on_change:
-            follower: JobFollower | JobSetFollower
-            if on_pods:
-                follower = JobSetFollower(on_change, console.print_line)
-            else:
-                specs = [request.spec for job in jobs_of_it for request in job.requests]
-                slurm = _slurm_of([*specs, *(request.spec for request in adopted_jobs)])
-                follower = JobFollower(slurm, max_jobs, on_change, submit=submit)
-            for request, result in _follow_to_end(
-                follower, jobs_of_it, adopted_jobs, console, folder if is_single else None
-            ):
-                with delay_interrupts():
-                    copy_earlier_run(request.folder, runs[request.number].folder)
-                yield runs[request.number], result
+    followed = [requests[run.number] for run in adopted]
+    with console.show_line("submitting") as update:
+
+        def on_change(queue: QueueState) -> None:
+            update(describe_queue(queue), describe_queue(queue))
+
+        follower: JobFollower | JobSetFollower
+        if is_on_pods(specs[0]):
+            follower = JobSetFollower(on_change, console.print_line)
+        else:
+            follower = JobFollower(slurm, max_jobs, on_change, submit=submit)
+        for request, result in _follow_to_end(follower, planned, followed, console, folder if is_single else None):
+            with delay_interrupts():
+                copy_earlier_run(request.folder, runs[request.number].folder)
+            yield runs[request.number], result
 
 
 def _follow_to_end(
@@ -203,7 +208,68 @@ def delay_interrupts() -> Iterator[None]:
 
 
 def _slurm_of(specs: Sequence[RunSpec]) -> Slurm:
-    bins = {spec.config.hardware.slurm.bin for spec in specs}
-    if len(bins) > 1:
-        raise InputError("hardware.slurm.bin differs between the runs of one sweep; a sweep goes to one cluster")
-    return Slurm(bins.pop())
+    """Return the cluster of these runs. Raise InputError where they have several."""
+    if len({(spec.config.hardware.scheduler, spec.config.hardware.slurm.bin) for spec in specs}) > 1:
+        raise InputError(
+            "the cluster (hardware.slurm.bin) differs between the runs of one sweep; divide it into one for each"
+        )
+    return Slurm(specs[0].config.hardware.slurm.bin)
+
+
+def print_jobs(console: Console, jobs: Sequence[Sequence[SweepRun]], folder: Path, several: bool) -> None:
+    """Print a line for each job, by its runs, what all may take at most, and the batch script of the largest one.
+    `folder` is that of the sweep (`several`), or of the run."""
+    from scalebench.cluster.resources import sweep_geometry, time_limit_minutes
+
+    specs = [[run.spec for run in job] for job in jobs]
+    sizes = [sweep_geometry(each) for each in specs]
+    minutes = [time_limit_minutes(each, [estimate_s(spec)[1] for spec in each]) for each in specs]
+    for job, size, limit in zip(jobs, sizes, minutes, strict=True):
+        spec, hardware = job[0].spec, job[0].spec.config.hardware
+        label = spec.label + format_repeat(spec) + " (baseline, added)" * job[0].added
+        if len(job) > 1:
+            label = (
+                f"gpus={','.join(map(str, sorted({run.spec.gpus for run in job if not run.added})))}: {len(job)} runs"
+            )
+        gpus = "" if size.gpus_per_node is None else f", {size.gpus_per_node} GPUs per node"
+        cores = format_count(size.cpus_per_task, "core")
+        console.print_line(
+            f"{label}: {format_count(size.nodes, 'node')} of {hardware.name}, {size.tasks_per_node} x {cores} per "
+            f"node{gpus}, at most {limit} minutes"
+        )
+    node_hours = sum(size.nodes * limit for size, limit in zip(sizes, minutes, strict=True)) / 60
+    total = f"{format_count(len(jobs), 'job')}, {node_hours:,.1f} node-hours if each takes all of its minutes"
+    console.print_line(f"{total}; nothing was submitted")
+    for hardware in {spec.config.hardware.name: spec.config.hardware for job in specs for spec in job}.values():
+        if not is_reachable(hardware):  # less was checked
+            command, where = SUBMITTED[hardware.scheduler]
+            console.print_line(
+                f"there is no {command} here: the plan is for {where} of hardware={hardware.name}, whose packages "
+                "were not checked"
+            )
+    largest = max(range(len(jobs)), key=lambda n: (sizes[n].nodes, len(jobs[n]), -n))
+    own = str(jobs[largest][0].number) if len(jobs[largest]) == 1 else f"job{min(run.number for run in jobs[largest])}"
+    if len(jobs) > 1:
+        console.print_line("\nThe largest job; the others differ in the numbers above, their name and their folder.")
+    _print_script(console, jobs[largest], folder / own if several else folder)
+
+
+def _print_script(console: Console, job: Sequence[SweepRun], folder: Path) -> None:
+    """Print the batch script of a job, and for one of a single run the command in it that starts the ranks."""
+    from scalebench.cluster import resources, submit
+    from scalebench.runner.launchers import choose_launcher
+    from scalebench.sweeps.jobset_runs import make_manifest
+
+    specs = [run.spec for run in job]
+    what = specs[0].label if len(job) == 1 else f"its {len(job)} runs"
+    if is_on_pods(specs[0]):
+        secret = "a Secret of the same name has the agents' key and the specs of the runs"
+        console.print_line(f"\n{what} would be submitted with kubectl; {secret}:\n")
+        console.print_line(OmegaConf.to_yaml(OmegaConf.create(make_manifest(specs))))
+        return
+    console.print_line(f"\n{what} would be submitted with sbatch:\n")
+    console.print_line(submit.render_script(specs, folder, [estimate_s(spec)[1] for spec in specs]))
+    if len(job) == 1:
+        by_srun = shlex.join(resources.srun_command(specs[0], folder))
+        starters = {"slurm": by_srun, "mpi": "mpirun, with the nodes of the job", "command": "script.command"}
+        console.print_line(f"ranks, from within the job:\n\n{starters[choose_launcher(specs[0], 'allocation')]}\n")

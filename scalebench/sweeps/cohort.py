@@ -30,7 +30,7 @@ from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER
-from scalebench.runner.parent import RunRequest, UnwrittenResult, run_spec
+from scalebench.runner.parent import RunRequest, run_spec
 from scalebench.runner.turns import Turns
 
 # After so many rounds, and then at each doubling, the precision of the ratios is examined: at every round, chance alone
@@ -54,8 +54,6 @@ class CohortProgress:
     round: int = 0
     label: str = ""  # of the run that is awake
     ranks: list[RankProgress] = field(default_factory=list)  # its progress while it starts or ends
-    leader: str | None = None  # the run with the highest ratio to the reference so far
-    ratio: Estimate | None = None
     seconds_left: float | None = None  # at most, of the rounds
 
 
@@ -124,7 +122,6 @@ class Cohort:
     def __init__(self, runs: Sequence[RunRequest], on_progress: OnProgress, module: str = WORKER) -> None:
         """The first run is the reference of those whose own baseline is not among `runs`."""
         self.id = uuid.uuid4().hex[:12]
-        self.unwritten: list[UnwrittenResult] = []
         self.members = [
             Member(run, self.id, module, number > 0 and can_set_up_ahead(run.spec)) for number, run in enumerate(runs)
         ]
@@ -134,7 +131,7 @@ class Cohort:
         self._progress, self._on_progress, self._began_s = CohortProgress(len(runs)), on_progress, time.monotonic()
 
     def run(self) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each run that has ended, when all have; `unwritten` holds those without a file.
+        """Yield (number, result) of each run that has ended, when all have.
 
         Those that did not fit into the memory beside the others, or could not be stopped, are left out, and leave no
         folder. Raises KeyboardInterrupt, after the results are written, when it was cancelled.
@@ -160,9 +157,7 @@ class Cohort:
             elif member.result is not None:
                 yield member.number, member.result
         for member in started:
-            if isinstance(member.error, UnwrittenResult):
-                self.unwritten.append(member.error)
-            elif member.error is not None:
+            if member.error is not None:
                 raise member.error
 
     def _start(self, started: list[Member]) -> None:
@@ -234,7 +229,6 @@ class Cohort:
                     self._park(member)
                 before = after
             members = [member for member in members if not member.turns.over]
-            self._find_leader(members)
 
     def _needs_more_rounds(self, members: Sequence[Member], rounds: int) -> bool:
         """Return whether a repeat may take the time of all repeats, since its share is too short for a few rounds that
@@ -312,13 +306,6 @@ class Cohort:
         reference = self._reference(member)
         disturbed = {*reference.turns.disturbed_rounds, *member.turns.disturbed_rounds}
         return sorted((reference.rates.keys() & member.rates.keys()) - disturbed)
-
-    def _find_leader(self, members: Sequence[Member]) -> None:
-        wrapped = (member for member in members if self._reference(member) is not member)
-        ratios = [(ratio, member) for member in wrapped if (ratio := self._ratio(member)) is not None]
-        if ratios:
-            ratio, leader = max(ratios, key=lambda pair: pair[0].value)
-            self._progress.leader, self._progress.ratio = leader.spec.label, ratio
 
     def _show_ranks(self, ranks: list[RankProgress]) -> None:
         self._show(ranks=ranks)

@@ -122,10 +122,6 @@ class Console:
 
         yield print_change
 
-    def show_activity(self, text: str) -> contextlib.AbstractContextManager[object]:
-        """Show a line while something is done that may take a while."""
-        return self.show_line(text)
-
     @contextlib.contextmanager
     def show_progress(
         self, spec: RunSpec, number: int, planned: int, time_left: Callable[[], str] = lambda: ""
@@ -134,13 +130,13 @@ class Console:
 
         `time_left` formats how long the run's sweep will take from now on."""
         head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
-        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}", spec.config.debug) as update:
+        with self.show_line(head, f"{head} ...{time_left()}", spec.config.debug) as update:
 
             def look(ranks: list[RankProgress]) -> None:
                 if ranks and ranks[0].phase == TRIED:
                     self.print_line(f"{head}: {ranks[0].metric}")
                 else:
-                    update(f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}", "")
+                    update(f"{head}  {describe_progress(ranks)}{time_left()}", "")
 
             yield look
 
@@ -151,26 +147,15 @@ class Console:
         """Show the progress line of `runs` runs that take turns; the yielded function updates it. Where a line cannot
         be replaced, there is one for each start, and one after the last round."""
         head = f"[{number}-{number + runs - 1}/{planned}] {runs} runs in turns"
-        with self.show_line(head, f"{head} ...{_parenthesize(time_left())}") as update:
+        with self.show_line(head, f"{head} ...{time_left()}") as update:
 
             def look(progress: CohortProgress) -> None:
                 plain = f"{head}: {describe_start(progress)}" if progress.started and not progress.round else ""
                 if progress.round and progress.seconds_left is None:
-                    plain = f"{head}: {progress.round} rounds{describe_leader(progress)}"
-                update(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}", plain)
+                    plain = f"{head}: {progress.round} rounds"
+                update(f"{head}  {describe_cohort(progress)}{time_left()}", plain)
 
             yield look
-
-    def show_pause(self, seconds: float) -> contextlib.AbstractContextManager[object]:
-        """Show the progress line of a pause between two runs."""
-        line = f"cooling down for {seconds:g} s"
-        return self.show_line(line, f"{line} ...")
-
-    @contextlib.contextmanager
-    def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
-        """Show the progress line of runs that a scheduler does; the yielded function updates it on every change."""
-        with self.show_line("submitting") as update:
-            yield lambda queue: update(describe_queue(queue), describe_queue(queue))
 
     def print_outcome(
         self,
@@ -268,8 +253,7 @@ class Console:
     def print_plan(self, runs: Sequence[SweepRun], settings: Sequence[Sequence[str]] = ()) -> None:
         """Print the runs of a dry run, and how long all that are to be done may take. `settings` tell each from the
         others."""
-        total_s, pause_s, is_known = (0.0, 0.0), 0.0, True
-        starting = [run for run in runs if run.starts]
+        total_s, is_known = (0.0, 0.0), True
         for number, (run, own) in enumerate(zip(runs, settings or [()] * len(runs), strict=True), 1):
             spec, config = run.spec, run.spec.config
             note = " ".join([format_repeat(spec), *own]) + " (baseline, added)" * run.added
@@ -280,7 +264,6 @@ class Console:
                 continue
             least_s, most_s = estimates.estimate_s(spec)
             total_s = (total_s[0] + least_s, total_s[1] + most_s)
-            pause_s += config.measure.cool_down_s * (run is not starting[0])
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
             if config.measure.search == "max_batch":
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
@@ -289,10 +272,7 @@ class Console:
             is_known = is_known and config.strategy.framework == "none"
             self.print_line(f"{head}: {batch}, {estimates.format_range(least_s, most_s)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-        pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        time = (
-            f", about {estimates.format_range(total_s[0] + pause_s, total_s[1] + pause_s)}{pauses}" if starting else ""
-        )
+        time = f", about {estimates.format_range(*total_s)}" if any(run.starts for run in runs) else ""
         self.print_line(f"{count}{time}{'' if is_known else IF_SLOW}; nothing was started")
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
@@ -316,10 +296,6 @@ class Console:
         finally:
             if self._status is not None:
                 self._status.start()
-
-
-def _parenthesize(text: str) -> str:
-    return f" ({text})" if text else ""
 
 
 def format_repeat(spec: RunSpec) -> str:
@@ -359,12 +335,12 @@ def describe_progress(ranks: list[RankProgress], now_s: float | None = None) -> 
 
 
 def describe_cohort(progress: CohortProgress) -> str:
-    """Return a line such as `round 12, ddp_gloo gpus=2 leads: 1.43 [1.40, 1.46], at most 35 s left`."""
+    """Return a line such as `round 12, at most 35 s left`."""
     if not progress.round or progress.seconds_left is None:
         start = "" if progress.round else f"{describe_start(progress)}; "
         return f"{start}{progress.label}: {describe_progress(progress.ranks)}"
     left = f", at most {progress.seconds_left:.0f} s left" if progress.seconds_left >= MIN_SHOWN_LEFT_S else ""
-    return f"round {progress.round}{describe_leader(progress)}{left}"
+    return f"round {progress.round}{left}"
 
 
 def describe_start(progress: CohortProgress) -> str:
@@ -372,13 +348,6 @@ def describe_start(progress: CohortProgress) -> str:
     left_s = progress.first_figures_s
     figures = "" if left_s is None else f"; first figures in {estimates.format_about(left_s)}"
     return f"{progress.started} of {progress.runs} started{figures}"
-
-
-def describe_leader(progress: CohortProgress) -> str:
-    """Return `, ddp_gloo gpus=2 leads: 1.43 [1.40, 1.46]`, once there are ratios."""
-    if progress.leader is None or (ratio := progress.ratio) is None:
-        return ""
-    return f", {progress.leader} leads: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def describe_queue(queue: QueueState) -> str:

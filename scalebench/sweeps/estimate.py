@@ -44,7 +44,7 @@ class TimeEstimate:
         self._took_s.append((spec, duration_s))
 
     def expected_s(self, spec: RunSpec) -> float:
-        """Return the expected seconds of a run with the pause before it; 0 for one that cannot happen here.
+        """Return the expected seconds of a run; 0 for one that cannot happen here.
 
         This is the mean over finished runs with the same strategy, model and end of the training, with the same device
         count if there are any; else the middle of the range, and where that has no upper limit, the most that a
@@ -60,7 +60,7 @@ class TimeEstimate:
             expected_s = least_s + spec.repeat_settings.warmup_max_s + spec.repeat_settings.max_s
         else:
             expected_s = (least_s + most_s) / 2
-        return expected_s + spec.config.measure.cool_down_s
+        return expected_s
 
     def has_basis(self, spec: RunSpec) -> bool:
         """Return whether expected_s is more than a guess, as it is for a training by epochs before a similar one has
@@ -102,45 +102,27 @@ def _format(seconds: float, size: float, unit: str) -> str:
 def select_affordable(
     rest: Sequence[SweepRun], planned: Sequence[SweepRun], cost_s: Callable[[SweepRun], float], left_s: float
 ) -> list[SweepRun]:
-    """Return the runs of `rest` that fit into `left_s` seconds; the least informative are left out.
+    """Return the runs of `rest` that fit into `left_s` seconds, the most informative ones.
 
-    From the least informative on: repeats beyond the third; then configurations, with all repeats that they still have
-    before them, since one without three repeats allows no verdict. First those on device counts between the ends of a
-    curve, then the last curves of the sweep, several devices before one. Of the last configuration as many repeats are
-    kept as fit. `planned` are all runs of the sweep, which decide the ends of the curves. Runs without a cost always
-    fit: those that cannot happen here, and those with an earlier result.
+    Least informative are repeats beyond the third, then device counts between the ends of a curve, the last curves of
+    the sweep, and several devices before one. `planned` are all runs of the sweep, which decide the ends of the curves.
+    Runs without a cost always fit: those that cannot happen here, and those with an earlier result.
     """
-    costs_s = {run: cost_s(run) for run in rest}
-    selected = dict(costs_s)
-    dropped: list[SweepRun] = []
-    for group in _group_from_least_informative(rest, planned):
-        if sum(selected.values()) <= left_s:
-            break
-        dropped = [run for run in group if costs_s[run] > 0] or dropped
-        for run in dropped:
-            selected.pop(run, None)
-    if not any(selected.values()):
-        for run in dropped:
-            if sum(selected.values()) + costs_s[run] <= left_s:
-                selected[run] = costs_s[run]
-    return [run for run in rest if run in selected]
-
-
-def _group_from_least_informative(rest: Sequence[SweepRun], planned: Sequence[SweepRun]) -> list[list[SweepRun]]:
-    """Return the runs of `rest` in groups that are left out together."""
-    curves = {run.spec.fingerprint: planned_curve_key(run.spec.config) for run in planned}
-    counts: dict[str, list[int]] = {}
+    counts: dict[object, list[int]] = {}
     for run in planned:
-        counts.setdefault(curves[run.spec.fingerprint], []).extend([run.spec.gpus] * run.spec.can_start)
-    curve_numbers = {curve: number for number, curve in enumerate(counts)}
-    run_numbers = {fingerprint: number for number, fingerprint in enumerate(curves)}
-    groups: dict[tuple[bool, int, bool, int, bool, int], list[SweepRun]] = {}
-    for run in rest:
-        curve, repeat, gpus = curves[run.spec.fingerprint], run.spec.config.repeat, run.spec.gpus
-        is_needed, is_end = (
-            repeat < SWEEP_REPEATS,
-            gpus in (min(counts[curve], default=0), max(counts[curve], default=0)),
-        )
-        place = (is_end, -curve_numbers[curve], gpus == 1, -run_numbers[run.spec.fingerprint])
-        groups.setdefault((is_needed, 0 if is_needed else -repeat, *place), []).append(run)
-    return [groups[order] for order in sorted(groups)]
+        counts.setdefault(planned_curve_key(run.spec.config), []).extend([run.spec.gpus] * run.spec.can_start)
+    curves, configurations = list(counts), list(dict.fromkeys(run.spec.fingerprint for run in planned))
+
+    def place(run: SweepRun) -> tuple[int, ...]:
+        """Return what sorts the most informative runs first."""
+        gpus, repeat, curve = run.spec.gpus, run.spec.config.repeat, planned_curve_key(run.spec.config)
+        is_between = gpus not in (min(counts[curve], default=0), max(counts[curve], default=0))
+        further = repeat if repeat >= SWEEP_REPEATS else 0
+        return further, is_between, curves.index(curve), gpus != 1, configurations.index(run.spec.fingerprint), repeat
+
+    selected, left_s = set(), max(left_s, 0.0)
+    for run in sorted(rest, key=place):
+        if (needed_s := cost_s(run)) <= left_s:
+            selected.add(run)
+            left_s -= needed_s
+    return [run for run in rest if run in selected]

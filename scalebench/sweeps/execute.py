@@ -105,7 +105,7 @@ class RunningSweep:
         return end_s <= self._limit_s and end_s <= FURTHER_TIMES * self._planned_took_s
 
     def format_time_left(self) -> str:
-        """Format the time that the sweep will take from now on; empty for its last run."""
+        """Format the time that the sweep will take from now on, in brackets; empty for its last run."""
         if not self._later:
             return ""
         left_s = sum(map(self._cost_s, self._later))
@@ -113,7 +113,7 @@ class RunningSweep:
             started_s, expected_s = self._current
             left_s += max(0.0, expected_s - (self._clock() - started_s))
         has_basis = all(run.earlier is not None or self._estimate.has_basis(run.spec) for run in self._later)
-        return f"{'' if has_basis else 'at least '}{format_about(left_s)} of the sweep left"
+        return f" ({'' if has_basis else 'at least '}{format_about(left_s)} of the sweep left)"
 
     def mark(self, *, ended: bool = False, stopped: bool = False) -> None:
         """Record that the sweep has done all its runs that there was time for, or that the user has stopped it."""

@@ -27,7 +27,7 @@ from scalebench.runner.jobs.job import PlannedJob, QueueState, write_result_for
 from scalebench.runner.launchers.agents import LOST
 from scalebench.runner.parent import RunRequest
 from scalebench.sweeps.estimate import estimate_s
-from scalebench.sweeps.jobset_main import pack_runs, unpack_result
+from scalebench.sweeps.job_main import pack_runs, unpack_result
 
 POLL_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 600.0  # for kubectl to fail
@@ -44,19 +44,21 @@ def make_manifest(specs: Sequence[RunSpec]) -> Any:
 
 
 class JobSetFollower:
-    """The JobSets of one program, with the methods of JobFollower."""
+    """The JobSets of one program, one after the other, with the methods of JobFollower."""
 
     def __init__(self, on_change: Callable[[QueueState], None], print_line: Callable[[str], None]) -> None:
         self._on_change, self._print_line = on_change, print_line
-        self._current: _JobSet | None = None
+        self._results: Iterator[JobResult] = iter(())
         self._left: list[RunRequest] = []  # runs without a result
         self._total = 0
-        self._results: Iterator[JobResult] = iter(())
+        self._name = ""  # of the current JobSet
+        self._runs: dict[int, RunRequest] = {}  # those of it without a result, by the numbers that they have in it
+        self._lines = 0  # of its leader's log that have been printed
 
     @property
     def unfinished(self) -> int:
         """Return the number of JobSets that were made and have runs without a result."""
-        return 0 if self._current is None else 1
+        return 1 if self._name else 0
 
     def follow(self, jobs: Sequence[PlannedJob], adopted: Sequence[RunRequest]) -> Iterator[JobResult]:
         """Make the JobSets of these jobs, and yield each of their runs with its result, and so those of `adopted`,
@@ -65,13 +67,15 @@ class JobSetFollower:
         for request in requests:
             refuse_folder_with_result(request.folder)
         self._left = [*adopted, *requests]
+        self._settings = self._left[0].spec.config.hardware.kubernetes
+        self._kubectl = Kubectl(self._settings.namespace)
         self._total, self._results = len(self._left), self._follow_all(jobs, adopted)
         return iter(self._next, None)
 
     def cancel(self) -> None:
         """Delete the JobSet; follow's iterator then yields the runs that are left as cancelled."""
-        if self._current is not None:
-            self._current.delete("jobset", "secret")
+        if self._name:
+            self._delete("jobset", "secret")
         outcome = RunOutcome("cancelled", "cancelled before it was over")
         self._results = ((request, write_result_for(request, outcome)) for request in list(self._left))
 
@@ -87,63 +91,44 @@ class JobSetFollower:
             if (submission := read_submission(request.folder)) is not None:
                 made.setdefault(submission.job_id, {})[submission.number] = request
         for name, runs in made.items():
-            self._current = _JobSet(name, runs, self._report, self._print_line)
-            yield from self._current.follow()
+            yield from self._follow(name, runs)
         for job in jobs:
             manifest = make_manifest([request.spec for request in job.requests])
             runs = {request.number: request for request in job.requests}
-            self._current = _JobSet(manifest["metadata"]["name"], runs, self._report, self._print_line)
-            yield from self._current.follow(manifest, job.units)
-        self._current = None
+            yield from self._follow(manifest["metadata"]["name"], runs, manifest, job.units)
 
-    def _report(self, running: Sequence[RunRequest], pending: int, reason: str | None) -> None:
-        waiting = len(self._left) - len(running) - pending
-        self._on_change(QueueState(waiting, pending, reason, tuple(running), self._total - len(self._left)))
-
-
-class _JobSet:
-    """A JobSet and its runs without a result, by the numbers that they have in it."""
-
-    def __init__(
-        self,
-        name: str,
-        left: dict[int, RunRequest],
-        report: Callable[[Sequence[RunRequest], int, str | None], None],
-        print_line: Callable[[str], None],
-    ) -> None:
-        self._name, self._left, self._report, self._print_line = name, left, report, print_line
-        self._settings = next(iter(left.values())).spec.config.hardware.kubernetes
-        self._kubectl = Kubectl(self._settings.namespace)
-        self._lines = 0  # of the leader's log that have been printed
-
-    def follow(self, manifest: Any = None, units: Sequence[Sequence[RunRequest]] = ()) -> Iterator[JobResult]:
-        """Yield the runs with their results; with a manifest the JobSet is made first, and does these units."""
+    def _follow(
+        self, name: str, runs: dict[int, RunRequest], manifest: Any = None, units: Sequence[Sequence[RunRequest]] = ()
+    ) -> Iterator[JobResult]:
+        """Yield the runs of a JobSet with their results; with a manifest it is made first, and does these units."""
+        self._name, self._runs, self._lines = name, runs, 0
         try:
             if manifest is not None:
                 with process.defer_signals():  # one without a record would go on unnoticed
                     self._create(manifest, units)
             yield from self._follow_log()
-            outcome = self._explain() if self._left else RunOutcome("ok")
+            outcome = self._explain() if self._runs else RunOutcome("ok")
         except (KubectlError, InputError) as error:
             outcome = RunOutcome("failed", str(error))
-        self.delete("secret")
-        for run in self._left.values():
+        self._delete("secret")
+        for run in self._runs.values():
             yield run, write_result_for(run, outcome)
+        self._name = ""
 
-    def delete(self, *kinds: str) -> None:
+    def _delete(self, *kinds: str) -> None:
         for kind in kinds:
             with contextlib.suppress(KubectlError), process.defer_signals():
                 self._kubectl.run("delete", kind, self._name, "--ignore-not-found", "--wait=false")
 
     def _create(self, manifest: Any, units: Sequence[Sequence[RunRequest]]) -> None:
-        for number, run in self._left.items():
+        for number, run in self._runs.items():
             run.folder.mkdir(parents=True, exist_ok=True)
             write_spec(run.spec, run.folder)
             write_submission(Submission(self._name, time.time(), number=number), run.folder)
         secret = jobset.make_secret(self._name, self._settings, secrets.token_hex(32), pack_runs(units))
         for each in (secret, manifest):  # on standard input: others see command lines
             self._kubectl.run("create", "--filename", "-", content=json.dumps(each))
-        self._print_line(f"{'1 run is' if len(self._left) == 1 else f'{len(self._left)} runs are'} JobSet {self._name}")
+        self._print_line(f"{'1 run is' if len(self._runs) == 1 else f'{len(self._runs)} runs are'} JobSet {self._name}")
 
     def _follow_log(self) -> Iterator[JobResult]:
         """Yield the runs that have a result, until all have or the JobSet is over."""
@@ -153,7 +138,7 @@ class _JobSet:
             for number, line in enumerate(self._kubectl.follow_log(f"{self._name}-leader-0")):
                 is_new, self._lines = number >= self._lines, max(self._lines, number + 1)
                 yield from self._read(line, is_new)
-            if was_over or not self._left:
+            if was_over or not self._runs:
                 return
             try:
                 is_over = "terminalState" in self._read_status()
@@ -174,7 +159,7 @@ class _JobSet:
             if is_new:
                 self._print_line(clean_text(line))
             return
-        if (run := self._left.pop(number, None)) is None:
+        if (run := self._runs.pop(number, None)) is None:
             return
         with process.defer_signals():
             for name, content in files.items():
@@ -199,12 +184,14 @@ class _JobSet:
     def _report_pods(self) -> None:
         """Report whether the runs are running, and what pods wait for: a node, or an image that is not there."""
         pods = self._read_pods()
-        waiting = [state["waiting"] for _, _, states in pods for state in states if "waiting" in state]
-        waiting += [each for _, pod, _ in pods for each in pod.get("conditions", ()) if each["type"] == "PodScheduled"]
-        reasons = sorted({each["reason"] for each in waiting if each.get("status") != "True" and "reason" in each})
+        waits = [state["waiting"] for _, _, states in pods for state in states if "waiting" in state]
+        waits += [each for _, pod, _ in pods for each in pod.get("conditions", ()) if each["type"] == "PodScheduled"]
+        reasons = sorted({each["reason"] for each in waits if each.get("status") != "True" and "reason" in each})
         is_waiting = bool(reasons) or not any(states for _, _, states in pods)
-        runs = [*self._left.values()]
-        self._report([] if is_waiting else runs, len(runs) if is_waiting else 0, clean_text(", ".join(reasons)) or None)
+        runs = [*self._runs.values()]
+        running, pending = ([], len(runs)) if is_waiting else (runs, 0)
+        waiting, reason = len(self._left) - len(runs), clean_text(", ".join(reasons)) or None
+        self._on_change(QueueState(waiting, pending, reason, tuple(running), self._total - len(self._left)))
 
     def _find_dead_pod(self) -> RunOutcome | None:
         """Return what a pod was ended for, in which the ranks and their agent end together."""

@@ -1,4 +1,4 @@
-"""Plan a sweep: overrides become checked runs, with their repeats and the baselines that they need."""
+"""Plan a sweep: overrides become checked runs, with their repeats, the baselines that they need, and their folders."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
-from omegaconf import DictConfig
+from hydra.core.override_parser.types import Override, RangeSweep
 
 from scalebench.cluster.commands import find_site
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
-from scalebench.core.run_folder import RunKey
+from scalebench.core.folder_lock import refuse_folder_with_result, refuse_successful_run
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import RESULT_FILE, RunKey, is_owned, read_run_key, refuse_foreign_folder
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
 
 TURN_LAUNCHERS = ("local", "mpi")
@@ -71,9 +74,6 @@ class SweepRun:
         return SweepRun(overrides, spec, self.added, bare=self.bare, may_go_on=self.may_go_on, place=self.place)
 
 
-Compose = Callable[[Sequence[str]], DictConfig]
-
-
 def _sets(override: str, *beginnings: str) -> bool:
     """Return whether the override, also one with a +, ++ or ~ before its key, begins with one of these."""
     return override.lstrip("+~").startswith(beginnings)
@@ -82,19 +82,17 @@ def _sets(override: str, *beginnings: str) -> bool:
 def check_size(overrides: Sequence[Override]) -> None:
     """Raise InputError where Hydra would list more than MAX_RUNS runs of these overrides, before it does so, or where
     one of them names a value twice."""
-    counts = {}
-    for override in overrides:
+    counts = []
+    for override in (override for override in overrides if override.is_discrete_sweep()):
         values = override.value()
-        if isinstance(values, ChoiceSweep):
-            texts = list(override.sweep_string_iterator())
-            if twice := next((text for text in texts if texts.count(text) > 1), None):
-                key = override.get_key_element()
-                raise InputError(f"{key} has the value {twice} twice: write it once; measure.repeats=N repeats runs")
-        if override.is_discrete_sweep():
-            # Hydra lists a range before it shuffles it.
-            listed = values.range() if isinstance(values, RangeSweep) else override.sweep_iterator()
-            counts[override.get_key_element()] = sum(1 for _ in itertools.islice(listed, MAX_RUNS + 1))
-    _refuse_too_many(math.prod(counts.values()))
+        # Hydra lists a range before it shuffles it.
+        listed = values.range() if isinstance(values, RangeSweep) else override.sweep_string_iterator()
+        texts = list(map(str, itertools.islice(listed, MAX_RUNS + 1)))
+        if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
+            key = override.get_key_element()
+            raise InputError(f"{key} has the value {twice} twice: write it once; measure.repeats=N repeats runs")
+        counts.append(len(texts))
+    _refuse_too_many(math.prod(counts))
 
 
 def _refuse_too_many(runs: int) -> None:
@@ -343,3 +341,58 @@ def compute_exit_status(statuses: Collection[str], strict: bool = False) -> int:
     """
     accepted = {"ok"} if strict else {"ok", "unsupported"}
     return 0 if accepted.issuperset(statuses) and (not statuses or "ok" in statuses) else 1
+
+
+def number_runs(
+    planned: Sequence[SweepRun], first: int = 0, present: Mapping[int, RunKey] | None = None
+) -> Iterator[int]:
+    """Number these runs: one that is `present` in the folder of a resumed sweep keeps its number, and the others get
+    those from `first` on that no run has. Return the numbers after these, for baselines that are repeated."""
+    taken = present or {}
+    own = {key: number for number, key in taken.items()}
+    unused = (number for number in itertools.count(first) if number not in taken)
+    for run in planned:
+        run.number = own[run.key] if run.key in own else next(unused)
+    return unused
+
+
+def find_numbers(sweep_dir: Path, earlier: Mapping[RunKey, Path]) -> dict[int, RunKey]:
+    """Map the number of each run in the folder of a sweep, whatever became of it, to its key. Of equal runs the last is
+    that of `earlier`, or the first one."""
+    keys: dict[int, RunKey] = {}
+    for folder in sweep_dir.glob("[0-9]*"):
+        if re.fullmatch(r"0|[1-9]\d*", folder.name, re.ASCII) and (key := read_run_key(folder)) is not None:
+            keys[int(folder.name)] = key
+    last_is_own = sorted(keys, key=lambda number: (earlier.get(keys[number]) == sweep_dir / str(number), -number))
+    return {number: keys[number] for number in last_is_own}
+
+
+def find_earlier_results(sweep_dir: Path) -> dict[RunKey, Path]:
+    """Map (fingerprint, repeat) to the folder of a successful run: the sweep's own, which nothing may replace, else
+    the latest of the sweeps beside it. Unreadable files are skipped, and results of other users, who may write what
+    they like into a shared folder."""
+    latest: dict[RunKey, tuple[bool, str, Path]] = {}
+    paths = {*sweep_dir.parent.rglob(RESULT_FILE), *sweep_dir.rglob(RESULT_FILE)}  # the latter may be a link
+    for path in sorted(paths):
+        if not (is_owned(path) and is_owned(path.parent)):
+            continue
+        try:
+            result = read_result(path)
+        except InputError:
+            continue
+        if result.status == "ok":
+            key = (result.fingerprint, result.scale.repeat)
+            candidate = (sweep_dir in path.parents, result.started_at, path.parent)
+            latest[key] = max(latest.get(key, candidate), candidate)
+    return {key: folder for key, (_, _, folder) in latest.items()}
+
+
+def check_folders(planned: Sequence[SweepRun], is_resumed: bool) -> None:
+    """Raise InputError for the folder of a run that is neither empty nor a run's, or holds a result, of a resumed sweep
+    another successful one. Nothing has been touched then."""
+    for run in planned:
+        if not is_resumed:
+            refuse_folder_with_result(run.folder)
+        elif run.earlier != run.folder:
+            refuse_successful_run(run.folder)
+        refuse_foreign_folder(run.folder)

@@ -7,10 +7,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
-from hydra.core.utils import configure_log
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from scalebench.cluster.commands import find_site
 from scalebench.config.compose import Loader, to_config
@@ -22,16 +21,13 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE
-from scalebench.sweeps import cluster_runs, folders, job_plan, plan
+from scalebench.sweeps import cluster_runs, plan
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import RunningSweep, lock_machine
 from scalebench.sweeps.plan import KEPT, SweepRun, compute_exit_status, find_swept_keys, name_settings
 from scalebench.workloads import datasets
 
 # The imports of what measures and reports take longer than a dry run: each is in the function that needs it.
-if TYPE_CHECKING:
-    from scalebench.runner.parent import UnwrittenResult
-
 FOREIGN_LAUNCHER = "a sweep of scalebench needs its own launcher: leave out hydra/launcher"
 NO_MAX_MINUTES = (
     "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
@@ -58,12 +54,9 @@ class SweepSession:
         self.config, self._loader = OmegaConf.create() if config is None else config, loader
         self._is_resumed, self._is_strict = bool(self.config.get("resume")), bool(self.config.get("strict"))
         self.console = Console(shows_tables)
-        self.folder: Path | None = None  # of the sweep, or of a single run
+        self.folder: Path | None = None  # of the sweep, or of a single run, once it has begun
         self.done: list[Result] = []
-        self._planned = 1  # runs, without the baselines that a sweep repeats
         self.expected = 0  # runs of a sweeper that plans one batch after the other; 0: those that are planned
-        self._launched = False  # the processes of a run, of which nothing may be in `done` yet
-        self._is_warm = False  # a run of this sweep has heated the machine
         self._swept_keys: set[str] = set()  # those in which planned runs differ, but for strategy, devices and repeat
         self.sweep: RunningSweep | None = None  # from begin_sweep to end_sweep
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
@@ -97,7 +90,6 @@ class SweepSession:
             if not cluster_runs.is_submitted(spec):  # else its job locks the folder
                 self._lock = folder_lock.claim_run_folder(spec, folder)
         self.folder = run.folder
-        self._configure_job_log(run.folder)
         self._lock_machine([run])
         self._run_alone(run)
         if self.done and self.console.shows_tables:
@@ -116,34 +108,28 @@ class SweepSession:
         """
         planned = plan.plan_sweep(lines, self.resolve_run)
         sweep_dir = Path(str(self.config.hydra.sweep.dir))
-        earlier = folders.find_earlier_results(sweep_dir.absolute()) if self._is_resumed else {}
+        earlier = plan.find_earlier_results(sweep_dir.absolute()) if self._is_resumed else {}
         for run in planned:
             run.earlier = earlier.get(run.key)
         # A search numbers its trials itself.
-        present = folders.find_numbers(sweep_dir.absolute(), earlier) if self._is_resumed and is_whole else None
-        unused = folders.number_runs(planned, first, present)
-        settings = self.config.sweep
-        plan.check_question(settings.question, planned)
-        if settings.export != "none":
-            from scalebench.report.trackers import check_installed
-
-            check_installed(settings.export)
+        present = plan.find_numbers(sweep_dir.absolute(), earlier) if self._is_resumed and is_whole else None
+        unused = plan.number_runs(planned, first, present)
+        plan.check_question(self.config.sweep.question, planned)
         submitted = cluster_runs.select_submitted(planned)
-        if submitted and settings.max_minutes is not None:
+        if submitted and self.config.sweep.max_minutes is not None:
             raise InputError(NO_MAX_MINUTES)
-        self.set_folders(planned)
+        self._set_folders(planned)
         if self._is_resumed and not self.config.dry_run:
             planned += cluster_runs.adopt(submitted, planned, sweep_dir.absolute())
         jobs = plan.plan_jobs([run for run in submitted if run.adopted is None], planned, unused)
-        self.set_folders(planned)
+        self._set_folders(planned)
         if self.config.dry_run:
             self.show_plan(planned, jobs, sweep_dir, several=True)
             return []
-        self.folder = sweep_dir
-        folders.check_folders(planned, sweep_dir, self._is_resumed)
+        plan.check_folders(planned, self._is_resumed)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.console)
         sweep = self.begin_sweep(planned, sweep_dir)
-        self._configure_job_log(sweep_dir.absolute())
+        self.folder = sweep_dir
         if is_whole:  # another sweeper has written it
             OmegaConf.save(self.config, sweep_dir / MULTIRUN_FILE)
         self._run_all(planned, jobs, sweep, unused)
@@ -158,8 +144,7 @@ class SweepSession:
                 run.number = int(name) if name.isdecimal() else next(unused)
             planned += more
             jobs = plan.plan_jobs(cluster_runs.select_submitted(more), more, unused)
-            self.set_folders(more)
-            self._planned += len(more)
+            self._set_folders(more)
             self._run_all(more, jobs, sweep, unused)
         return planned
 
@@ -189,10 +174,7 @@ class SweepSession:
     def _do_unit(self, unit: list[SweepRun]) -> Sequence[SweepRun]:
         """Do a run, or several that take turns. Return those that are over; the others have left nothing."""
         assert self.sweep is not None
-        self.set_folders(unit)
-        if any(run.starts for run in unit):
-            self.cool_down(max(run.spec.config.measure.cool_down_s for run in unit) if self._is_warm else 0.0)
-            self._is_warm = True
+        self._set_folders(unit)
         if len(unit) == 1:
             self._run_alone(unit[0])
             return unit
@@ -203,54 +185,39 @@ class SweepSession:
             run.tried_turns = True
             if self._is_resumed:
                 folder_lock.clear_run_folder(run.folder)  # of a run that was not successful
-        self._launched = True
         place = (len(self.done) + 1, len(unit), self._count_planned())
         with self.console.show_cohort(*place, self.sweep.format_time_left) as on_progress:
             runs = [RunRequest(number, run.spec, run.folder, run.bare) for number, run in enumerate(unit)]
             cohort = Cohort(runs, on_progress)
-            try:
-                results = [(unit[number], result) for number, result in cohort.run()]
-            except KeyboardInterrupt:
-                self._write_hydra_files(unit)
-                raise
-        for error in cohort.unwritten:
-            self._print_unwritten(error)
+            results = [(unit[number], result) for number, result in cohort.run()]
         for run, result in results:
             self._end(run, result)
         return [run for run, _ in results]
 
     def _run_alone(self, run: SweepRun) -> None:
         """Do one run by itself. Raise InputError where a single run is refused; a sweep continues with its others."""
-        from scalebench.runner.parent import UnwrittenResult
-
         try:
             if run.earlier is not None:
                 cluster_runs.copy_earlier_run(run.earlier, run.folder)
                 self._end(run, read_result(run.folder / RESULT_FILE), KEPT)
             else:
                 self._end(run, self._measure(run))
-        except InputError as error:
+        except (InputError, OSError) as error:  # before it was started
             if self.sweep is None:
-                self._launched = False
+                self.folder = None
+                if isinstance(error, OSError):
+                    raise InputError(f"{run.folder} cannot be written: {error.strerror or error}") from None
+                raise
+            if isinstance(error, OSError):  # the next one would fail as well
                 raise
             self._refused_status = 1
             self.console.print_error(str(error))
-        except UnwrittenResult as error:
-            self._print_unwritten(error)
-        except KeyboardInterrupt:
-            self._write_hydra_files([run])
-            raise
-        except OSError as error:  # before it was started
-            if self.sweep is not None:  # the next one would fail as well
-                raise
-            self._launched = False
-            raise InputError(f"{run.folder} cannot be written: {error.strerror or error}") from None
 
     def _measure(self, run: SweepRun) -> Result:
         from scalebench.runner.parent import run_spec
 
         sweep, spec = self.sweep, run.spec
-        if cluster_runs.is_submitted(spec):
+        if cluster_runs.is_submitted(spec):  # a single run
             running = cluster_runs.find_running([spec], run.folder) if self._is_resumed else {}
             run.adopted = cluster_runs.match_running([run], running).get(run)
             jobs, adopted = ([[[run]]], []) if run.adopted is None else ([], [run])
@@ -260,43 +227,35 @@ class SweepSession:
             folder_lock.clear_run_folder(run.folder)  # of a run that was not successful
         if run.tried_turns:
             spec = replace(spec, flags=[*spec.flags, "not_in_turns"])
-
         time_left = str if sweep is None else sweep.format_time_left
         with self.console.show_progress(spec, len(self.done) + 1, self._count_planned(), time_left) as on_look:
-            self._launched = True
             return run_spec(spec, run.folder, on_look, lock=self._lock if sweep is None else None)
 
     def _end(self, run: SweepRun, result: Result, note: str = "") -> None:
         """Record that a run is over, and print its line."""
         if not note:
-            self._write_hydra_files([run])
+            self._write_hydra_files(run)
         place = (len(self.done) + 1, self._count_planned())
         self.console.print_outcome(result, run.folder, place, name_settings(run.overrides, self._swept_keys), note)
         self.done.append(result)
 
-    def _write_hydra_files(self, runs: Sequence[SweepRun]) -> None:
-        """Write what other programs of Hydra write, beside the results of these runs: their config, Hydra's settings,
-        and their overrides. A run is complete without them."""
-        name = OmegaConf.select(self.config, "hydra.output_subdir")
-        for run in runs if name is not None else ():
-            if (run.folder / RESULT_FILE).exists():
-                with contextlib.suppress(OSError):
-                    folder = run.folder / str(name)
-                    folder.mkdir(parents=True, exist_ok=True)
-                    OmegaConf.save(OmegaConf.create(asdict(run.spec.config)), folder / "config.yaml")
-                    OmegaConf.save(OmegaConf.masked_copy(self.config, "hydra"), folder / "hydra.yaml")
-                    OmegaConf.save(OmegaConf.create(run.overrides), folder / "overrides.yaml")
-
-    def _configure_job_log(self, folder: Path) -> None:
-        """Set up the log of hydra/job_logging in the folder of the sweep, or of a single run."""
-        with open_dict(self.config):
-            self.config.hydra.runtime.output_dir = str(folder)
-        configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
+    def _write_hydra_files(self, run: SweepRun) -> None:
+        """Write what other programs of Hydra write, beside the result of a run: its config, Hydra's settings, and its
+        overrides. A run is complete without them."""
+        if (name := OmegaConf.select(self.config, "hydra.output_subdir")) is not None:
+            contents: tuple[Any, ...] = (
+                asdict(run.spec.config),
+                OmegaConf.masked_copy(self.config, "hydra"),
+                run.overrides,
+            )
+            with contextlib.suppress(OSError):
+                (run.folder / str(name)).mkdir(parents=True, exist_ok=True)
+                for file, content in zip(("config", "hydra", "overrides"), contents, strict=True):
+                    OmegaConf.save(OmegaConf.create(content), run.folder / str(name) / f"{file}.yaml")
 
     def _count_planned(self) -> int:
         """Return the number of runs, also of a sweep that has planned its baselines once more."""
-        recorded = 0 if self.sweep is None else len(self.sweep.record.runs)
-        return max(self._planned, self.expected, recorded)
+        return max(1 if self.sweep is None else len(self.sweep.record.runs), self.expected)
 
     def _needs_repeat(self, more: Sequence[SweepRun], sweep: RunningSweep) -> bool:
         """Return whether a sweep goes on with one more repeat, and say so: the limits of its ratios are too wide for a
@@ -319,25 +278,17 @@ class SweepSession:
 
     def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
         """Compose and check one run of a sweep. Raise InputError or a composition error where it is invalid."""
-        return resolve(to_config(self.compose(overrides)))
+        assert self._loader is not None
+        return resolve(to_config(self._loader.load_sweep_config(self.config, list(overrides))))
 
-    def set_folders(self, runs: Sequence[SweepRun]) -> None:
-        """Set the folder of each run by its number. Raise InputError where that is not possible."""
-        folders.set_folders(runs, self.config, self.compose)
+    def _set_folders(self, runs: Sequence[SweepRun]) -> None:
+        for run in runs:
+            run.folder = Path(str(self.config.hydra.sweep.dir)).absolute() / str(run.number)
 
     @staticmethod
     def max_concurrent_runs(spec: RunSpec) -> int:
         """Return how many runs like this one run side by side: as many jobs as may be in the queue, else 1."""
         return (spec.config.hardware.max_jobs or 1) if cluster_runs.is_submitted(spec) else 1
-
-    def compose(self, overrides: Sequence[str]) -> DictConfig:
-        assert self._loader is not None
-        return self._loader.load_sweep_config(self.config, list(overrides))
-
-    def _print_unwritten(self, error: UnwrittenResult) -> None:
-        self._refused_status = 1
-        self.console.print_error(f"{error.folder} cannot be written: {error.strerror}; here is the record of its run")
-        self.console.print_line(error.record)
 
     def show_plan(
         self, planned: Sequence[SweepRun], jobs: Sequence[Sequence[Sequence[SweepRun]]], folder: Path, several: bool
@@ -345,31 +296,19 @@ class SweepSession:
         """Print what would be run in the folder of a sweep (`several`), or in that of a single run, and take the exit
         status that it would have; `jobs` have their runs in units."""
         self._refused_status = compute_exit_status([run.expect()[0] for run in planned], self._is_strict)
-        on_cluster = [run for run in planned if several and find_site(run.spec.config.hardware) in cluster_runs.QUEUES]
-        if local := [run for run in planned if run not in on_cluster]:
-            keys = find_swept_keys(planned)
-            self.console.print_plan(local, [name_settings(run.overrides, keys) for run in local])
-        runs_of_jobs = [[run for unit in job for run in unit] for job in jobs]
-        if jobs or on_cluster:
-            without_job = [run for run in on_cluster if not run.starts]
-            job_plan.print_jobs(self.console, runs_of_jobs, without_job, folder.absolute(), several)
-
-    def cool_down(self, seconds: float) -> None:
-        """Pause before the next run of a sweep. Ctrl-C and SIGTERM raise KeyboardInterrupt, as in a run."""
-        if seconds > 0:
-            with self.console.show_pause(seconds):
-                if process.cancelled.wait(seconds):
-                    raise KeyboardInterrupt
+        keys = find_swept_keys(planned)
+        self.console.print_plan(planned, [name_settings(run.overrides, keys) for run in planned])
+        if jobs:
+            runs = [[run for unit in job for run in unit] for job in jobs]
+            cluster_runs.print_jobs(self.console, runs, folder.absolute(), several)
 
     def begin_sweep(self, planned: Sequence[SweepRun], folder: Path) -> RunningSweep:
         """Begin a sweep, or the next batch of a search. Raise InputError while another program uses this folder."""
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = folder_lock.FolderLock(folder)
-            self._planned = 0
             self.sweep = RunningSweep(folder, self.arguments, self.config.sweep.max_minutes)
             self.sweep.record.question = self.config.sweep.question
-        self._planned += len(planned)
         self._swept_keys |= find_swept_keys(planned)
         self.console.print_open_ports([run.spec for run in planned])
         return self.sweep
@@ -396,10 +335,6 @@ class SweepSession:
                 self.sweep.mark(stopped=True)
             self._end_sweep()
 
-    def has_started(self) -> bool:
-        """Return whether a run was started, or one that a scheduler has done is over."""
-        return self._launched or bool(self.done)
-
     def _end_sweep(self) -> None:
         """Print the sweep's table and the runs that were left out, write its files and its report. Raise InputError
         where there is nothing to report, OSError where the files cannot be written."""
@@ -407,7 +342,7 @@ class SweepSession:
 
         sweep, self.sweep = self.sweep, None
         assert sweep is not None
-        folder, record, settings = sweep.folder, sweep.record, self.config.sweep
+        folder, record = sweep.folder, sweep.record
         if len(record.left_out) == len(record.runs):
             raise InputError(f"not one run fits into sweep.max_minutes={record.max_minutes:g}")
         if self.console.shows_tables:
@@ -416,19 +351,13 @@ class SweepSession:
         write_tables(folder, survey)
         self.console.print_left_out(record)
         try:
-            if settings.report:
+            if self.config.sweep.report:
                 from scalebench.report.html import page
                 from scalebench.report.report_data import make_report_data
 
-                with self.console.show_activity("the report"):
+                with self.console.show_line("the report"):
                     path = page.write(make_report_data([folder], survey), folder / "report.html")
                 self.console.print_line(f"report: {path}")
-            if settings.export != "none":
-                from scalebench.report import trackers
-
-                with self.console.show_activity(f"the export to {settings.export}"):
-                    lines = trackers.export(settings.export, [folder])
-                self.console.print_line(f"exported: {', '.join(lines)}")
         finally:
             for call in self.at_end:
                 call()
@@ -446,9 +375,7 @@ def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
     seen = set()
     for spec in specs:
         d, model = spec.config.dataset, spec.config.model
-        samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
-        user_code = (d.builder, d.code_digest, d.requested_size, str(d.options))
-        key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, user_code, samples)
+        key = repr((d, model.input_shape, model.target_shape, model.outputs))
         # In pods the agents make the samples.
         has_no_cache = (
             find_site(spec.config.hardware) == "pods" or spec.config.script.path is not None or d.loader is not None
@@ -456,7 +383,7 @@ def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
         if not spec.can_start or has_no_cache or key in seen:
             continue
         seen.add(key)
-        with console.show_activity(f"data set {d.path or d.name} ({d.size:,} samples)"):
+        with console.show_line(f"data set {d.path or d.name} ({d.size:,} samples)"):
             folder = datasets.prepare(spec.config)
         if d.path is not None:
             from scalebench.workloads.datasets import cache

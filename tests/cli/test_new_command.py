@@ -89,39 +89,15 @@ def test_it_is_clean(kind, texts, tmp_path):
     assert max(len(text.splitlines()) for text in texts.values()) < 120
 
 
-def test_classes_that_the_template_imports_cannot_be():
-    """Of the module and of the tests."""
-    texts = new.render("strategy", "my_ring")
-    imports = [line for text in texts.values() for line in re.findall(r"^from .* import (.*)$", text, re.MULTILINE)]
-    classes = {word for line in imports for word in re.findall(r"\b[A-Z]\w*", line)}
-    assert {re.sub(r"(?<!^)(?=[A-Z])", "_", word).lower() for word in classes} == new.TEMPLATE_CLASSES
-
-
 def test_names_and_folders_that_are_taken(dists, tmp_path):
     dists.strategy("theirs", "their-plugin")
     assert "from their-plugin;" in refused("strategy", "theirs")
     assert refused("dataset", "materials") == "dataset 'materials' is there already, from scalebench; take another name"
-    dists.add("scalebench-hidden", {"scalebench_hidden/__init__.py": ""})
-    assert refused("strategy", "hidden").startswith("a package scalebench_hidden is there already")
     run_command("new", ["strategy", "mine"])
     kept = (tmp_path / "scalebench-mine/README.md").read_text()
     assert refused("strategy", "mine").startswith("scalebench-mine is there already; take another name")
     assert (tmp_path / "scalebench-mine/README.md").read_text() == kept
     assert refused("strategy", "a" * 300).endswith("File name too long; take another place with --into=FOLDER")
-
-
-def test_nothing_is_left_of_an_unwritable_distribution(monkeypatch, tmp_path):
-    write = Path.write_text
-
-    def full(path, *args, **kwargs):
-        if path.suffix == ".yaml":
-            raise OSError(28, "No space left on device")
-        return write(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    expected = "scalebench-mine cannot be written: No space left on device; take another place with --into=FOLDER"
-    assert refused("strategy", "mine") == expected
-    assert not list(tmp_path.iterdir())
 
 
 # `scalebench new hardware NAME`: the YAML of a partition, from answers of a fake SLURM, composes and becomes a job.

@@ -120,8 +120,8 @@ def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes():
 
 
 OF_THE_PROGRAM = {"repeat", "resume", "strict", "wait", "baseline", "dry_run", "debug", "dataset.cache"}
-OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report", "sweep.export", "sweep.question"}
-OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s")}
+OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report", "sweep.question"}
+OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "max_repeats", "order", "slot_s")}
 QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
     f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "jobs")
 }

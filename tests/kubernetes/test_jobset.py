@@ -29,7 +29,7 @@ from scalebench.runner.jobs import PlannedJob
 from scalebench.runner.jobs.job import write_result_for
 from scalebench.runner.launchers.agents import LOST
 from scalebench.runner.parent import RunRequest
-from scalebench.sweeps import jobset_main, jobset_runs
+from scalebench.sweeps import job_main, jobset_runs
 from tests.builders.runs import simulated_config, wait_until
 
 pytestmark = pytest.mark.cold
@@ -235,7 +235,7 @@ def test_a_pod_that_the_leader_has_lost_is_explained_by_kubernetes(kubectl, tmp_
     hardware = HardwareSpec("pods", devices="cpu", gpus_per_node=1, this_machine=False, scheduler="kubernetes")
     run = RunRequest(0, resolve(simulated_config(hardware=hardware)), tmp_path / "0")
     lost = write_result_for(run, RunOutcome("failed", f"w-1, with rank 0, {LOST}"))
-    jobset_main.print_files(run, lost)
+    job_main.print_files(run, lost)
     for path in run.folder.iterdir():
         path.unlink()
     monkeypatch.setenv("PATH", f"{kubectl.parent}:{os.environ['PATH']}")

@@ -26,7 +26,7 @@ from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.supervise import GroupExit
-from scalebench.runner.parent import UnwrittenResult, run_spec
+from scalebench.runner.parent import run_spec
 from tests.builders.launching import FakeInterrupt
 from tests.builders.runs import simulated_spec
 
@@ -95,7 +95,7 @@ def test_nothing_transient_is_left_beside_a_result(tmp_path, monkeypatch):
     assert sorted(beside) == ["rank0.json", "rank0.log", LOCK_FILE, "spec.json"]
 
 
-def test_a_run_whose_folder_is_removed_has_a_record_that_is_not_written(tmp_path):
+def test_a_run_whose_folder_is_removed_has_a_record_that_is_printed(tmp_path, capsys):
     folder = tmp_path / "run"
 
     def remove(progress):
@@ -103,9 +103,9 @@ def test_a_run_whose_folder_is_removed_has_a_record_that_is_not_written(tmp_path
             folder.rename(tmp_path / "gone")  # at once: ranks write to it, and it would not be empty
             shutil.rmtree(tmp_path / "gone", ignore_errors=True)
 
-    with pytest.raises(UnwrittenResult) as caught:
-        run_spec(simulated_spec(measure={"min_s": 60.0, "max_s": 60.0, "target": 1e-9}), folder, remove)
-    assert (json.loads(caught.value.record)["status"], caught.value.folder) == ("failed", folder)
+    result = run_spec(simulated_spec(measure={"min_s": 60.0, "max_s": 60.0, "target": 1e-9}), folder, remove)
+    assert json.loads(capsys.readouterr().out)["status"] == "failed"
+    assert (result.status, result.reason) == ("failed", f"{folder} cannot be written: No such file or directory")
 
 
 def test_a_failure_on_a_full_disk_names_it(tmp_path, monkeypatch):

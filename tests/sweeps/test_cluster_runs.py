@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -247,7 +246,7 @@ def test_the_question_is_not_overwritten(monkeypatch):
     console, seen = Console(), []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     console.rich._force_terminal = True
-    with console.show_queue():
+    with console.show_line("submitting"):
         line = console._status._live
         monkeypatch.setattr("builtins.input", lambda question: seen.append(line.is_started) or "n")
         assert not console.confirm_cancel(2, ask=True) and seen == [False] and line.is_started
@@ -257,14 +256,14 @@ def test_the_question_is_not_overwritten(monkeypatch):
 def test_clusters_are_not_mixed(tmp_path):
     runs = [SweepRun([], simulated_spec(), number=number, folder=tmp_path / str(number)) for number in range(2)]
     runs[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
-    with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
+    with pytest.raises(InputError, match=r"the cluster \(hardware.slurm.bin\) differs between the runs of one sweep; "):
         list(cluster_runs.follow([[[run]] for run in runs], [], tmp_path, Console(), False))
 
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(call):
     status, out, _ = call("gpus=4", "dry_run=true")
     assert (status, LocalCluster.seen) == (0, [])
-    assert table_rows(out) == {"simulated gpus=4": ["1", "1", "2", "2", "1", "-", "10"]}
+    assert job_lines(out) == {"simulated gpus=4": "2 nodes of testcluster, 2 x 1 core per node"}
     assert out.count("simulated gpus=4 would be submitted with sbatch") == 1
     for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH --partition=main"):
         assert line in out.splitlines()
@@ -275,37 +274,35 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(call):
     assert "ranks, from within the job:\n\nmpirun, " in out and "srun" not in out
 
 
-def table_rows(out):
-    """Return the numbers of each row of the table of jobs, by its run."""
-    rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if "gpus=" in line]
-    return {cells[0]: cells[1:] for cells in rows if len(cells) == 8}
+def job_lines(out):
+    """Return what the plan says of each job, by its runs."""
+    lines = [line.rpartition(": ")[::2] for line in out.splitlines() if line.endswith(" minutes")]
+    return {label: text.removesuffix(", at most 10 minutes") for label, text in lines}
 
 
-def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call):
+def test_the_plan_of_a_sweep_is_a_line_for_each_job_and_the_script_of_the_largest_job(call):
     words = ["strategy=simulated,bare_torch", "gpus=1,4", "measure.repeats=2", "hydra.sweep.dir=s", "baseline=none"]
     status, out, _ = call("--multirun", *words, "hardware.slurm.jobs=per_run", "dry_run=true")
     assert (status, LocalCluster.seen) == (0, [])
-    assert table_rows(out) == {
-        "simulated gpus=1": ["2", "1", "1", "1", "1", "-", "10"],
-        "simulated gpus=4": ["2", "1", "2", "2", "1", "-", "10"],
-        "bare_torch gpus=1": ["2", "1", "1", "1", "1", "-", "10"],
-    }
-    assert out.count("bare_torch gpus=4: unsupported: bare_torch runs on 1 device only") == 1
+    one, two = "1 node of testcluster, 1 x 1 core per node", "2 nodes of testcluster, 2 x 1 core per node"
+    assert job_lines(out) == {
+        f"{label} repeat={repeat}": text for repeat in (0, 1)
+        for label, text in {"simulated gpus=1": one, "simulated gpus=4": two, "bare_torch gpus=1": one}.items()
+    }  # fmt: skip
+    assert out.count("bare_torch gpus=4 repeat=0: unsupported: bare_torch runs on 1 device only") == 1
     assert "6 jobs, 1.3 node-hours if each takes all of its minutes; nothing was submitted" in out
     assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["1/job.log"]
     assert "#SBATCH --nodes=2" in out.splitlines() and "The largest job; the others differ" in out
     _, of_one_job, _ = call("--multirun", *words, "hardware.slurm.jobs=one", "dry_run=true")
-    assert table_rows(of_one_job) == {"gpus=1,4": ["1", "6", "2", "2", "1", "-", "10"]}
+    assert job_lines(of_one_job) == {"gpus=1,4: 6 runs": two}
     assert "1 job, 0.3 node-hours if each takes all of its minutes; nothing was submitted" in of_one_job
     _, by_size, _ = call("--multirun", *words, "dry_run=true")
-    assert table_rows(by_size) == {
-        "gpus=1": ["1", "4", "1", "1", "1", "-", "10"], "gpus=4": ["1", "2", "2", "2", "1", "-", "10"]
-    }  # fmt: skip
+    assert job_lines(by_size) == {"gpus=1: 4 runs": one, "gpus=4: 2 runs": two}
     assert "its 2 runs would be submitted with sbatch" in by_size and "s/job1/job.log" in by_size
     # One process drives the devices of one node: a script for two of them would contradict itself.
     status, out, _ = call("hardware=alpha", "strategy=mirrored", "gpus=16", "dry_run=true", "dataset.size=5000")
     assert status == 1 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
-    assert "#SBATCH" not in out and table_rows(out) == {}
+    assert "#SBATCH" not in out and job_lines(out) == {}
 
 
 @pytest.mark.parametrize(("words", "marks"), [([], ["0"]), (["measure.repeats=2"], ["job0"])])
@@ -315,8 +312,7 @@ def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(call, words,
     sweep = [*on_alpha, "strategy=ddp_nccl", "gpus=16", "baseline=none", *words]
     status, out, _ = call("--multirun", *sweep, "hydra.sweep.dir=s", "dry_run=true")
     assert status == 0 and "unsupported" not in out
-    ((cells),) = table_rows(out).values()
-    assert cells[2:6] == ["2", "8", "6", "8"]
+    assert "2 nodes of alpha, 8 x 6 cores per node, 8 GPUs per node, at most " in out
     assert out.count("there is no sbatch here: the plan is for a login node of hardware=alpha") == 1
     assert [line.split("/")[-2] for line in out.splitlines() if "--output=" in line] == marks
     status, out, _ = call(*sweep, "dry_run=true")
@@ -344,6 +340,6 @@ def test_the_plan_of_a_resumed_sweep_has_jobs_for_the_other_runs(call):
     words = ("--multirun", "hydra.sweep.dir=s", "baseline=none")
     assert call(*words, "gpus=1")[0] == 0
     status, out, _ = call(*words, "gpus=1,4", "resume=true", "dry_run=true")
-    assert status == 0 and list(table_rows(out)) == ["simulated gpus=4"]
+    assert status == 0 and list(job_lines(out)) == ["simulated gpus=4"]
     assert "simulated gpus=1: done before, kept" in out and "1 job, " in out
     assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["1/job.log"]

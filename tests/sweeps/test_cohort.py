@@ -74,7 +74,7 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path):
     # The least, since other programs make a sleep longer, never shorter.
     step_s = {number: min(r.ranks[0].block_s) / (r.ranks[0].block_steps or 1) for number, r in results.items()}
     assert 1.4 < step_s[2] / step_s[1] < 2.2
-    assert any(progress.leader and progress.ratio for progress in seen)
+    assert any(progress.round for progress in seen)
 
 
 def test_rounds_in_which_other_programs_take_the_cores_are_known(tmp_path):

@@ -37,20 +37,19 @@ def test_lines_are_neither_broken_nor_markup_and_a_pause_is_one(capsys):
     consoles.Console().print_line(line)
     consoles.Console().print_error("a\nb   [red]c")
     assert capsys.readouterr() == (line + "\n", "scalebench: a b [red]c\n")
-    # A pause is one line.
-    with consoles.Console().show_pause(2.5):
+    with consoles.Console().show_line("pause", "pause ..."):
         pass
-    assert capsys.readouterr().out == "cooling down for 2.5 s ...\n"
+    assert capsys.readouterr().out == "pause ...\n"
     console = terminal_console()
-    with console.show_pause(30.0):
+    with console.show_line("[pause]", "pause ..."):
         console.rich._live_stack[0].refresh()
-    assert "cooling down for 30 s" in read_output(console) and capsys.readouterr().out == ""
+    assert "[pause]" in read_output(console) and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_exceptions_pass_through_an_activity_line(terminal, capsys):
     console = terminal_console() if terminal else consoles.Console()
-    with pytest.raises(KeyError), console.show_activity("data"):
+    with pytest.raises(KeyError), console.show_line("data"):
         raise KeyError
     assert not capsys.readouterr().out
 
@@ -175,11 +174,11 @@ def test_the_plan_lists_each_run_and_the_time_of_all(capsys):
 
 def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys):
     """With how long the rest of a sweep will take; debugging keeps the terminal free."""
-    with consoles.Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
+    with consoles.Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: " (about 5 s left)") as on_look:
         on_look([RankProgress(0, 1, "warmup", 0.0)])
     assert capsys.readouterr().out == "[2/3] simulated gpus=2 ... (about 5 s left)\n"
     console = terminal_console()
-    with console.show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
+    with console.show_progress(simulated_spec(gpus=2), 2, 3, lambda: " (about 5 s left)") as on_look:
         on_look([RankProgress(0, 1, "warmup", time.time())])
         console.rich._live_stack[0].refresh()
     assert "[2/3] simulated gpus=2  warmup (about 5 s left)" in read_output(console)

@@ -35,10 +35,9 @@ def test_an_estimate_is_start_up_and_measuring(framework):
 
 
 def test_similar_runs_count_before_the_settings():
-    cannot, paused = spec(), spec()
+    cannot = spec()
     cannot.unsupported = "not here"
-    paused.config.measure.cool_down_s = cannot.config.measure.cool_down_s = 5.0
-    for each, expected_s in ((spec(), 15.3), (paused, 20.3), (cannot, 0.0)):  # the middle of the range, and the pause
+    for each, expected_s in ((spec(), 15.3), (cannot, 0.0)):  # the middle of the range
         assert TimeEstimate().expected_s(each) == pytest.approx(expected_s)
     estimate = TimeEstimate()
     estimate.record_duration(spec(1), 10.0)

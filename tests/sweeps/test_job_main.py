@@ -115,7 +115,7 @@ def test_runs_that_had_no_room_beside_the_others_get_another_chance_and_are_then
 
     class OneOfThree:
         def __init__(self, runs, on_progress):
-            self.unwritten, self.runs = [], runs
+            self.runs = runs
             cohorts.append([run.number for run in runs])
 
         def run(self):

@@ -50,7 +50,7 @@ def session_with(status, report=False):
     folder.mkdir(parents=True)
     result = record(status=status)
     write_result(result, folder)
-    settings = {"max_minutes": None, "report": report, "export": "none", "question": "gpus"}
+    settings = {"max_minutes": None, "report": report, "question": "gpus"}
     session = SweepSession([], OmegaConf.create({"sweep": settings}))
     session.done.append(result)
     job = SweepRun([], simulated_spec())

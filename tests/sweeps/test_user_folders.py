@@ -48,7 +48,7 @@ def files():
 @pytest.mark.parametrize("words", [
     [*SHORT, "hydra.run.dir=."],
     [*SHORT, "hydra.run.dir=.", "resume=true"],
-    [*SHORT, "hydra.run.dir=.", "hydra/job_logging=default", "hydra.output_subdir=conf"],
+    [*SHORT, "hydra.run.dir=.", "hydra.output_subdir=conf"],
     [*SHORT, "hydra.run.dir=.", "measure.repeats=2"],
     [*SWEEP, "hydra.sweep.dir=."],
     [*SWEEP, "hydra.sweep.dir=.", "resume=true"],
@@ -74,32 +74,23 @@ def test_a_run_in_its_own_unfinished_folder_replaces_files_of_runs_and_refuses_o
     assert set(os.listdir("r")) == {".hydra", "rank0.json", "rank0.log", "result.json", "spec.json"}
 
 
-def test_files_and_the_log_of_hydra_may_be_elsewhere(call):
-    assert call(*SHORT, "hydra.run.dir=r", "hydra/job_logging=default", "hydra.output_subdir=conf")[0] == 0
-    words = ["hydra.sweep.dir=s", "hydra/job_logging=default", "hydra.output_subdir=conf", "hydra.sweep.subdir=a/b"]
+def test_files_of_hydra_may_be_elsewhere(call):
+    assert call(*SHORT, "hydra.run.dir=r", "hydra.output_subdir=conf")[0] == 0
+    words = ["hydra.sweep.dir=s", "hydra.output_subdir=conf"]
     assert call(*SWEEP, *words)[0] == 0
-    assert read_result(Path("r/result.json")).status == read_result(Path("s/a/b/result.json")).status == "ok"
+    assert read_result(Path("r/result.json")).status == read_result(Path("s/0/result.json")).status == "ok"
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    ([], "home/s/0 is not empty and holds no run of scalebench; choose an empty or a new folder"),
-    (["hydra.sweep.subdir=.."], "hydra.sweep.subdir: home/s/.. is not below home/s, where all its runs are"),
-    (["hydra.sweep.subdir=."], "hydra.sweep.subdir: home/s is not below home/s, where all its runs are"),
-    (["hydra.sweep.subdir={here}/precious"], "hydra.sweep.subdir: {here}/precious is not below home/s"),
-    (["hydra.sweep.subdir=link"], "hydra.sweep.subdir: home/s/link is not below home/s"),
-], ids=["0", "..", ".", "absolute", "link"])  # fmt: skip
 @pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
-def test_a_sweep_touches_nothing_but_its_own_runs(call, words, line, resume):
+def test_a_sweep_touches_nothing_but_its_own_runs(call, resume):
     """A user has made a folder `0` in the folder of a sweep that was cut short."""
     Path("home/s/1").mkdir(parents=True)
     write_sweep(new_sweep_record([], "", "here", None), Path("home/s"))
     write_spec(simulated_spec(), Path("home/s/1"))
-    before = write_files("home/s/0/thesis.tex", "home/earlier", "precious/thesis")
-    Path("home/s/link").symlink_to(Path("precious").absolute())
-    here = str(Path().absolute())
-    status, err = call(*SWEEP, "hydra.sweep.dir=home/s", resume, *(word.format(here=here) for word in words))
-    assert status == 2 and err.count("\n") == 1 and err.startswith("scalebench: ")
-    assert line.format(here=here) in err.replace(f"{here}/home", "home") and files() == before
+    before = write_files("home/s/0/thesis.tex", "home/earlier")
+    status, err = call(*SWEEP, "hydra.sweep.dir=home/s", resume)
+    line = "home/s/0 is not empty and holds no run of scalebench; choose an empty or a new folder"
+    assert status == 2 and err.count("\n") == 1 and err.startswith("scalebench: ") and line in err and files() == before
 
 
 def test_resume_repeats_a_failed_run_unless_a_user_has_put_files_beside_it(call):
@@ -143,7 +134,6 @@ def test_a_second_run_into_a_folder_in_use_is_refused_and_the_first_keeps_its_fi
         assert first.wait(120) == 1
     result = read_result(Path("r/result.json"))
     assert (result.status, result.spec["strategy"]["options"]["step_s"]) == ("cancelled", 0.02)
-    assert "strategy.options.step_s=0.02" in Path("r/.hydra/overrides.yaml").read_text()
     assert read_json(Path("r/spec.json"))["config"]["strategy"]["options"]["step_s"] == 0.02
     assert not Path("r", LOCK_FILE).exists()
 
@@ -175,16 +165,6 @@ def test_a_folder_that_could_not_be_shown_later_is_refused(call, words):
     status, err = call(*words, "hydra.run.dir='r\udcff'", "hydra.sweep.dir='s\udcff'")
     assert status == 2 and err.count("\n") == 1 and "is not UTF-8: rename it, or choose another folder" in err
     assert files() == {}
-
-
-def test_a_resumed_sweep_replaces_no_successful_run(call):
-    """Where the folders of its runs have no numbers, two of them may have the same."""
-    words = [*SWEEP, "hydra.sweep.dir=s", "hydra.sweep.subdir=a", "resume=true"]
-    assert call(*words)[0] == 0
-    before = files()
-    line = f"scalebench: {Path('s/a').absolute()} holds another successful run; choose another folder\n"
-    assert call(*words, "seed=1") == (2, line) and files() == before
-    assert call(*words)[0] == 0 and files()["s/a/result.json"] == before["s/a/result.json"]
 
 
 def test_a_single_run_is_resumed_by_itself_only(call):

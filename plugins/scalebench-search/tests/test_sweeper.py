@@ -213,9 +213,3 @@ def test_a_folder_keeps_to_one_search(search: Search) -> None:
     assert "s has a search already; resume=true goes on with it, or choose another folder" in search(RATE)[2]
     status, _, err = search(RATE, "hydra.sweeper.seed=1", "resume=true")
     assert status == 2 and "successful" in err
-
-
-def test_trials_that_would_share_a_folder_are_refused_before_the_first(search: Search) -> None:
-    status, out, err = search(RATE, "hydra.sweep.subdir=a")
-    assert (status, out) == (2, "") and "gives several runs the same folder" in err
-    assert not Path("s").exists()

@@ -66,7 +66,7 @@ RULES = (
     # Source: keras-multi-gpu's measurements (memory clocks 5 % lower, up to 15 % less throughput).
     Rule("contention", "", lambda f: f["has_alone"] and (f["is_slower_clock"] or f["is_throttled"]),
          "devices run at lower clocks together than one does alone: a limit of power or of heat",
-         "Look at power limit and cooling (scalebench doctor); measure.cool_down_s pauses before each run", "{clocks}"),
+         "Look at power limit and cooling (scalebench doctor)", "{clocks}"),
     # Source: Mohan et al. 2021, "Analyzing and mitigating data stalls in DNN training" (hosts with too few cores).
     Rule("contention", "cpu_share", lambda f: f["device"] == "cuda" and f["cpu_share"] >= 0.9,
          "the cores that start the GPUs' work are busy themselves",
@@ -103,7 +103,7 @@ RULES = (
     # Source: Georges, Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation" (a machine's
     # state differs between measurements); flags of docs/reference/results.md.
     Rule("drift", "meanings", lambda f: True, "the probes came after the timed blocks, and meanwhile {meanings}",
-         "Measure on a quiet machine, with measure.repeats=3 and measure.cool_down_s", "{evidence}"),
+         "Measure on a quiet machine, with measure.repeats=3", "{evidence}"),
     # Source: Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training" (buckets are
     # synchronized while the rest of the backward pass runs).
     Rule("communication", "exposed isolated messages",

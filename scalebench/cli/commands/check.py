@@ -11,10 +11,9 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -50,8 +49,7 @@ PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 _numbers = itertools.count()  # of test modules: Python loads one of a name only once
 
 
-@dataclass(frozen=True)
-class CheckSubject:
+class CheckSubject(NamedTuple):
     """A strategy, model or data set to check, with its overrides."""
 
     kind: str  # of SUBJECT_KINDS
@@ -87,7 +85,11 @@ def main(options: argparse.Namespace) -> int:
     if find_spec("pytest") is None:
         raise InputError("check needs pytest: pip install 'scalebench-train[testing]'")
     if options.gpu:
-        return check_gpu_machine(options)
+        if options.subject or options.faults or options.traceback:
+            raise InputError("check --gpu checks this machine: it takes --page and --minutes alone")
+        from scalebench.cli.commands import check_gpu  # imports pytest, pandas and Hydra
+
+        return check_gpu.main(Path(options.page or GPU_PAGE), options.minutes or GPU_MINUTES)
     if options.page is not None or options.minutes is not None:
         raise InputError("--page and --minutes go with --gpu")
     subject = read_subject(options.subject, options.faults)
@@ -97,15 +99,6 @@ def main(options: argparse.Namespace) -> int:
         results = run_contracts(cases, Path(folder))
     print_results(subject, results, options.traceback)
     return 0 if has_run(results) and not any(result.verdict == FAILS for result in results) else 1
-
-
-def check_gpu_machine(options: argparse.Namespace) -> int:
-    """Check this machine. Raise InputError for options that do not fit."""
-    if options.subject or options.faults or options.traceback:
-        raise InputError("check --gpu checks this machine: it takes --page and --minutes alone")
-    from scalebench.cli.commands import check_gpu  # imports pytest, pandas and Hydra
-
-    return check_gpu.main(Path(options.page or GPU_PAGE), options.minutes or GPU_MINUTES)
 
 
 def has_run(results: list[ContractResult]) -> bool:
@@ -120,35 +113,25 @@ def read_subject(arguments: list[str], faults: bool = False) -> CheckSubject:
     if len(names) > 1:
         raise InputError(f"check takes one name, not '{' '.join(names)}'; {CHECK_USAGE}")
     if names:
-        kind, name = _find_kind(names[0]), names[0]
-    else:
-        kind, name = _find_subject(overrides)
+        name, kinds = names[0], [kind for kind in SUBJECT_KINDS if names[0] in list_names(kind)]
+        if not kinds:
+            names_of_all = {each for kind in SUBJECT_KINDS for each in list_names(kind)}
+            way_out = "scalebench list strategies, models or datasets shows them"
+            raise InputError(unknown_name_message("strategy, model or data set", name, names_of_all, way_out))
+        if len(kinds) > 1:
+            meanings = " and ".join(f"a {SUBJECT_KINDS[kind]}" for kind in kinds)
+            raise InputError(f"'{name}' is {meanings}: say {' or '.join(f'{kind}={name}' for kind in kinds)}")
+        kind = kinds[0]
+    else:  # the strategy where one is chosen, else the model, else the data set
+        chosen = dict(override.split("=", 1) for override in overrides)
+        kind = next((kind for kind in SUBJECT_KINDS if kind in chosen), "")
+        if not kind:
+            raise InputError(f"check what? {CHECK_USAGE}")
+        name = chosen[kind]
         overrides = [override for override in overrides if override != f"{kind}={name}"]
     if faults and kind != "strategy":
         raise InputError(f"--faults is for strategies, and {name} is a {SUBJECT_KINDS[kind]}")
     return CheckSubject(kind, name, tuple(overrides), faults)
-
-
-def _find_kind(name: str) -> str:
-    choices = {kind: list_names(kind) for kind in SUBJECT_KINDS}
-    kinds = [kind for kind, names in choices.items() if name in names]
-    if not kinds:
-        names = {each for of_kind in choices.values() for each in of_kind}
-        way_out = "scalebench list strategies, models or datasets shows them"
-        raise InputError(unknown_name_message("strategy, model or data set", name, names, way_out))
-    if len(kinds) > 1:
-        meanings = " and ".join(f"a {SUBJECT_KINDS[kind]}" for kind in kinds)
-        raise InputError(f"'{name}' is {meanings}: say {' or '.join(f'{kind}={name}' for kind in kinds)}")
-    return kinds[0]
-
-
-def _find_subject(overrides: list[str]) -> tuple[str, str]:
-    """Return (kind, name) of the strategy where one is chosen, else of the model, else of the data set."""
-    chosen = dict(override.split("=", 1) for override in overrides)
-    for kind in SUBJECT_KINDS:
-        if kind in chosen:
-            return kind, chosen[kind]
-    raise InputError(f"check what? {CHECK_USAGE}")
 
 
 def list_contracts(subject: CheckSubject) -> list[ContractCase]:
@@ -196,8 +179,7 @@ def print_results(subject: CheckSubject, results: list[ContractResult], with_det
         console.print("--traceback prints pytest's report of each failure, with the logs of its ranks")
 
 
-@dataclass(frozen=True)
-class ContractCase:
+class ContractCase(NamedTuple):
     """One contract, and the attributes of its test class."""
 
     contract: str  # StrategyContract, ...
@@ -209,8 +191,7 @@ class ContractCase:
         return "\n".join([head, "", f"class Test{self.contract}(_{self.contract}):", *lines, ""])
 
 
-@dataclass(frozen=True)
-class ContractResult:
+class ContractResult(NamedTuple):
     """The outcome of one test of a contract."""
 
     test: str  # "losses equal the baselines"
@@ -219,28 +200,30 @@ class ContractResult:
     detail: str = ""  # pytest's report of a failure
 
 
-@dataclass
 class ResultListener:
     """A plugin of pytest that keeps the outcome of each test."""
 
-    results: dict[str, ContractResult] = field(default_factory=dict)  # by pytest's id of the test
+    def __init__(self) -> None:
+        self.results: dict[str, ContractResult] = {}  # by pytest's id of the test
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:  # also where its teardown fails after the test has passed
-            self._keep(report, FAILS, _summarize_failure(report), report.longreprtext)
-        elif report.skipped:
-            self._keep(report, SKIPPED, str(report.longrepr[2] if isinstance(report.longrepr, tuple) else ""))
-        elif report.when == "call":
-            self._keep(report, HOLDS)
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        text = report.longreprtext
+        verdict = FAILS if report.failed else SKIPPED if report.skipped else HOLDS
+        if verdict == HOLDS and report.when != "call":  # a failing teardown replaces what the test itself was
+            return
+        if isinstance(report.longrepr, tuple):  # of a skipped test: file, line, reason
+            text = report.longrepr[2]
+        elif (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
+            text = crash.message.removeprefix("AssertionError: ").removeprefix("Failed: ")
+        reason = next((line.strip() for line in text.removeprefix("Skipped: ").splitlines() if line.strip()), "")
+        name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+        self.results[report.nodeid] = ContractResult(
+            name, verdict, "" if verdict == HOLDS else reason, report.longreprtext if report.failed else ""
+        )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._keep(report, FAILS, _summarize_failure(report), report.longreprtext)
-
-    def _keep(self, report: Any, verdict: str, reason: str = "", detail: str = "") -> None:
-        name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
-        reason = reason.removeprefix("Skipped: ")
-        self.results[report.nodeid] = ContractResult(name, verdict, " ".join(reason.split()), detail)
+            self.pytest_runtest_logreport(report)
 
 
 def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResult]:
@@ -261,13 +244,3 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
     if status == pytest.ExitCode.INTERNAL_ERROR or not listener.results:
         return [*listener.results.values(), ContractResult("pytest", FAILS, f"it ended with status {int(status)}")]
     return list(listener.results.values())
-
-
-def _summarize_failure(report: Any) -> str:
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = (
-        report.longreprtext
-        if crash is None
-        else crash.message.removeprefix("AssertionError: ").removeprefix("Failed: ")
-    )
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")

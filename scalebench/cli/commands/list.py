@@ -8,7 +8,6 @@ import fnmatch
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,43 +126,32 @@ def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
         text = ""
     if group != "strategy":
         return [text]
-    support = find_strategy_support(name)
-    label = support.label
-    if support.reason and not label:
+    label, reason = find_strategy_support(name)
+    if reason and not label:
         numbers = {reason: number for number, reason in notes.items()}
-        label = numbers.get(support.reason) or f"no ({sum(key.startswith('no (') for key in notes) + 1})"
-    if support.reason:
-        notes.setdefault(label, support.reason)
+        label = numbers.get(reason) or f"no ({sum(key.startswith('no (') for key in notes) + 1})"
+    if reason:
+        notes.setdefault(label, reason)
     return [label or "yes", text]
 
 
-@dataclass(frozen=True)
-class Support:
-    """The answer to whether a strategy runs on this machine, by its YAML: a label of a few words, and the reason."""
-
-    label: str = ""
-    reason: str = ""
-
-    def __str__(self) -> str:
-        return ": ".join(filter(None, (self.label, self.reason))) or "yes"
-
-
-def find_strategy_support(name: str) -> Support:
-    """Return whether a strategy can run on this machine."""
+def find_strategy_support(name: str) -> tuple[str, str]:
+    """Return why a strategy cannot run on this machine, by its YAML: a label of a few words, and the reason; two empty
+    texts where it can."""
     problem = registry.find_strategy(name).problem or config_files.find_conflict("strategy", name)
     if problem is not None:
-        return Support(reason=problem)
+        return "", problem
     file = config_files.list_options("strategy")[name]
     try:
         strategy = build_record(StrategySpec, config_files.read_composed("strategy", file))
     except ValueError as error:
-        return Support(reason=f"{file.name}: {error}")
+        return "", f"{file.name}: {error}"
     if missing := registry.missing_packages(strategy.requires):
-        return Support(f"needs {missing[0]}", registry.install_hint(missing[0]))
+        return f"needs {missing[0]}", registry.install_hint(missing[0])
     device = "cuda" if machine.count_gpus() else "cpu"
     if device not in strategy.devices:
-        return Support("needs GPUs" if device == "cpu" else f"needs {' or '.join(strategy.devices)}")
-    return Support(reason=support.find_launch_problem(strategy) or "")
+        return "needs GPUs" if device == "cpu" else f"needs {' or '.join(strategy.devices)}", ""
+    return "", support.find_launch_problem(strategy) or ""
 
 
 def _print_entry(console: Console, group: str, name: str) -> None:
@@ -174,13 +162,13 @@ def _print_entry(console: Console, group: str, name: str) -> None:
         raise InputError(explain_unknown_choice(group, name, names))
     file = config_files.list_options(group).get(name)
     if file is None:  # of a broken plugin
-        raise InputError(f"{group} {name}: {find_strategy_support(name).reason}")
+        raise InputError(f"{group} {name}: {find_strategy_support(name)[1]}")
     console.print(f"{group}={name}", style="bold")
     for text in (config_files.read_yaml(file).get("description"), config_files.read_comments(file)[0]):
         if text:
             console.print(text, soft_wrap=not console.is_terminal)
     if group == "strategy":
-        console.print(f"here: {find_strategy_support(name)}")
+        console.print(f"here: {': '.join(filter(None, find_strategy_support(name))) or 'yes'}")
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     for row in list_settings(group, file):

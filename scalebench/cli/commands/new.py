@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import jinja2
@@ -26,11 +24,7 @@ TEMPLATE_SUFFIX = ".jinja"  # so that no tool treats a template as a source file
 NAME_PLACEHOLDER = "NAME"  # in the paths of the template
 # The name is that of a Python module, of a distribution (with dashes) and of a value on the command line.
 NAME_PATTERN = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
-# Names that YAML or Hydra read as another value, and classes that the template's own class would hide.
-YAML_WORDS = frozenset("null none true false yes no on off y n inf nan".split())
-TEMPLATE_CLASSES = frozenset(
-    "group_strategy torch_batch input_error run_spec loss_part iterable strategy_contract fault_contract".split()
-)
+YAML_WORDS = frozenset("null none true false yes no on off y n inf nan".split())  # which it reads as another value
 # Each kind of package has the name that people use, the package that it needs, and what its template does.
 KINDS = {
     "strategy": ("strategy", "torch>=2.4", "It averages gradients by all-reduces of its own"),
@@ -69,10 +63,16 @@ def main(options: argparse.Namespace) -> int:
     kind, name = options.kind, options.name
     _check_name(kind, name)
     folder = Path(options.into, distribution_name(name))
-    files = _write_distribution(kind, name, folder)
+    files = render(kind, name)
+    with refuse_unwritable(folder, NO_ROOM):
+        if folder.exists():
+            raise InputError(f"{folder} is there already; take another name, or --into=FOLDER")
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
     label, _, what_it_does = KINDS[kind]
     print(f"{folder}: a distribution with the {label} '{name}'")
-    print("\n".join(f"  {path.relative_to(folder)}" for path in files))
+    print("\n".join(f"  {path}" for path in files))
     print(f"\n{what_it_does}; change that, and see which contract tests still pass:")
     print(f"  pip install -e {shlex.quote(f'{folder}[test]')}")
     print(f"  scalebench {kind}={name} gpus=2")
@@ -122,28 +122,7 @@ def _check_name(kind: str, name: str) -> None:
             f"'{name}' cannot be both {kind}={name} and a Python module: use small letters, digits and "
             "single underscores, such as my_ring"
         )
-    if kind == "strategy" and name in TEMPLATE_CLASSES:
-        raise InputError(f"the template has a class of that name already: take another one than '{name}'")
     entry = (registry.strategy_entries() if kind == "strategy" else registry.plugin_entries("datasets")).get(name)
     origin = entry.origin if entry is not None else config_files.file_origin(kind, name)
     if origin is not None:
         raise InputError(f"{kind} '{name}' is there already, from {origin}; take another name")
-    if find_spec(f"scalebench_{name}") is not None:
-        raise InputError(f"a package scalebench_{name} is there already; take another name, or uninstall it")
-
-
-def _write_distribution(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write all files and return them. A distribution that cannot be written completely is removed."""
-    with refuse_unwritable(folder, NO_ROOM):
-        if folder.exists():
-            raise InputError(f"{folder} is there already; take another name, or --into=FOLDER")
-        folder.mkdir()
-        try:
-            texts = {folder / path: text for path, text in render(kind, name).items()}
-            for path, text in texts.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-            return list(texts)
-        except BaseException:
-            shutil.rmtree(folder)
-            raise

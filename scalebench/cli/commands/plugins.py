@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -23,14 +21,6 @@ NO_PLUGINS = "no plugins are installed; `scalebench new` makes one: docs/guides/
 KIND_TEXTS = {"models": "model", "datasets": "data set", "strategies": "strategy", "configs": "YAML files"}
 
 
-class LoadCheck(NamedTuple):
-    """The outcome of loading one entry point."""
-
-    fault: str | None  # one line; None: it loads
-    files: str = ""  # of YAML, that it brings
-    import_s: float | None = None
-
-
 def add_arguments(parser: CommandParser) -> None:
     """Add nothing: all plugins are listed."""
 
@@ -38,14 +28,11 @@ def add_arguments(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Print the table. Return 0, or 1 where something is wrong with a plugin."""
     console, has_faults = make_console(), False
-    table = Table("plugin", "version", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
+    table = Table("plugin", "version", "adds", "name", "from", "loads", box=box.SIMPLE_HEAD)
     for point in list_allowed_points():
-        checked = check_entry_point(point)
-        has_faults = has_faults or checked.fault is not None
-        loads = checked.fault or "; ".join(filter(None, ["ok", checked.files]))
-        seconds = "" if checked.import_s is None else f"{checked.import_s:.2f}"
-        kind = KIND_TEXTS[point.kind]
-        table.add_row(point.origin, point.version, kind, point.name, point.target, loads, seconds)
+        fault = find_fault(point)
+        has_faults = has_faults or fault is not None
+        table.add_row(point.origin, point.version, KIND_TEXTS[point.kind], point.name, point.target, fault or "ok")
     if table.row_count:
         console.print(table)
     elif not plugins.disabled_plugins():
@@ -74,39 +61,34 @@ def list_allowed_points() -> list[PluginEntry]:
     return sorted(points, key=lambda point: (point.origin, list(KIND_TEXTS).index(point.kind)))
 
 
-def check_entry_point(point: PluginEntry) -> LoadCheck:
-    """Load the target of an entry point, as a run would."""
-    start_s, fault = time.perf_counter(), None
+def find_fault(point: PluginEntry) -> str | None:
+    """Load the target of an entry point as a run would, and return in one line what is wrong with it."""
     try:
         if point.kind == "configs":
-            return _check_yaml_files(point)
+            folder = config_files.package_folder(point.target)
+            if folder is None:
+                return f"the package '{point.target}' is not there: its YAML files are left out"
+            return next(_list_yaml_faults(folder), None)
         if point.kind == "strategies":
             fault = config_files.find_conflict("strategy", point.name)
             if fault is None:
                 registry.load_strategy(point.name)
-        else:
-            fault = registry.plugin_entries(point.kind)[point.name].problem
-            label = f"{registry.CONFIG_GROUPS[point.kind]} '{point.name}' of {point.origin}"
-            if fault is None and not callable(plugins.load_object(point.target, label)):
-                fault = f"{label}: {point.target} is not a function"
+            return fault
+        label = f"{registry.CONFIG_GROUPS[point.kind]} '{point.name}' of {point.origin}"
+        fault = registry.plugin_entries(point.kind)[point.name].problem
+        if fault is None and not callable(plugins.load_object(point.target, label)):
+            fault = f"{label}: {point.target} is not a function"
+        return fault
     except InputError as error:
-        fault = str(error)
+        return str(error)
     except Exception as error:  # in its code, or its YAML
-        fault = describe_exception(error)
-    return LoadCheck(fault, import_s=None if point.kind == "configs" else time.perf_counter() - start_s)
+        return describe_exception(error)
 
 
-def _check_yaml_files(point: PluginEntry) -> LoadCheck:
-    folder = config_files.package_folder(point.target)
-    if folder is None:
-        return LoadCheck(f"the package '{point.target}' is not there: its YAML files are left out")
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
-    return LoadCheck(next(_list_yaml_faults(files), None), ", ".join(files) or "there is no YAML file in it")
-
-
-def _list_yaml_faults(files: dict[str, Path]) -> Iterator[str]:
-    """Yield what is wrong with YAML files."""
-    for file, path in files.items():
+def _list_yaml_faults(folder: Path) -> Iterator[str]:
+    """Yield what is wrong with the YAML files of a plugin."""
+    for path in sorted(folder.rglob("*.yaml")):
+        file = path.relative_to(folder).as_posix()
         group, _, stem = file.removesuffix(".yaml").rpartition("/")
         yield from filter(None, [config_files.find_conflict(group, stem)])
         tree = config_files.read_composed(group, path)

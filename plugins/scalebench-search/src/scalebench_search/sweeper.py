@@ -20,7 +20,6 @@ import scalebench
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
-from scalebench.sweeps.plan import SweepRun
 from scalebench_search import objective, summary
 from scalebench_search.search_space import SearchSpace, parse_space
 from scalebench_search.study import OPEN, Outcome, Study, Trial, classify_outcome, import_optuna
@@ -56,9 +55,6 @@ class TrialRunner:
         folder = Path(str(self._config.hydra.sweep.dir))
         if not self._config.resume and any(folder.glob(f"*/{RESULT_FILE}")):
             raise InputError(f"{folder} has a search already; resume=true goes on with it, or choose another folder")
-        # Raises InputError where two trials of the same values, which differ in their numbers, would share a folder.
-        words = [*space.fixed, *space.overrides(next(space.corners()))]
-        self._session.set_folders([SweepRun(words, first, number=n) for n in range(min(2, settings.n_trials))])
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         self._session.begin_sweep([], folder)  # locks the folder

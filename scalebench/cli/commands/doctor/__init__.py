@@ -63,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
 
 def list_rows(host: Machine) -> Iterator[machine_text.FactRow]:
     """Yield the facts of this machine, what is installed and what is missing, what starts processes on several
-    machines, and what listens while a run lasts, and for whom."""
+    machines, and what listens to strangers while a run lasts."""
     yield from list_machine_rows(host)
     container = f", in {host.container}" if host.container is not None else ""
     yield "system", f"{host.os}, Python {host.python}{container}"
@@ -77,15 +77,12 @@ def list_rows(host: Machine) -> Iterator[machine_text.FactRow]:
         is_present = shutil.which(command) is not None
         yield name, _read_version(command) if is_present else f"no {command} on the PATH: {hint}"
     yield from list_horovod_builds()
-    local = "the loopback only, while a run lasts; TensorFlow's servers and MPI have a network of their own"
     if (problem := private_network.find_kernel_problem()) is not None:
-        local = (
-            f"the loopback only, while a run lasts, but no network of its own is possible here ({problem}): "
-            f"MPI listens on all interfaces, and so do TensorFlow's servers, which need "
-            f"strategy.options.{private_network.OPEN_PORT}=true"
+        text = (
+            f"no network of its own is possible for a run here ({problem}): MPI listens on all interfaces, and so do "
+            f"TensorFlow's servers, which need strategy.options.{private_network.OPEN_PORT}=true"
         )
-    yield "listening", f"runs on this machine: {local}"
-    yield "", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md"
+        yield "listening", text
 
 
 def list_machine_rows(host: Machine) -> list[machine_text.FactRow]:
@@ -147,10 +144,7 @@ def list_horovod_builds() -> list[tuple[str, str]]:
     if registry.missing_packages(["horovod"]):
         return [("Horovod", f"not installed: {registry.install_hint('horovod')}")]
     frameworks = [name for name in horovod_build.FRAMEWORKS if horovod_build.detect_framework_version(name) is not None]
-    return [
-        ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name)[0])
-        for number, name in enumerate(frameworks)
-    ]
+    return [("Horovod", horovod_build.describe_horovod(name)[0]) for name in frameworks]
 
 
 def _read_version(command: str) -> str:
