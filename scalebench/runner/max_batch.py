@@ -1,7 +1,8 @@
 """measure.search=max_batch: the largest batch per device that fits into memory, by trying.
 
 Out of memory is a result here, not a failure. Each try is a launch of its own in try_<batch>/ of the run's folder,
-since memory that a framework still holds from the try before would distort the next.
+since memory that a framework still holds from the try before would distort the next. Only where one process can try
+them all (`batch_tries`) is the launch of the answer alone, which confirms it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebench.core.result import BatchTrial, MaxBatch
-from scalebench.core.run_folder import MPIRUN_LOG, SPEC_FILE, SRUN_LOG, TRY_SPEC_FILE, rank_log_name, try_folder
+from scalebench.core.result import BatchTrial, MaxBatch, RankRecord
+from scalebench.core.run_folder import (
+    MPIRUN_LOG,
+    SPEC_FILE,
+    SRUN_LOG,
+    TRY_SPEC_FILE,
+    rank_log_name,
+    rank_record_path,
+    try_folder,
+)
 from scalebench.core.spec import Config, RunSpec, StopSpec, write_spec
 from scalebench.measure.progress import TRIED, RankProgress
-from scalebench.runner import memory_limit
+from scalebench.runner import batch_tries, memory_limit
 from scalebench.runner.collect import RunOutcome, read_ranks
 from scalebench.runner.launchers.supervise import OnProgress
-from scalebench.workloads import datasets
-from scalebench.workloads.datasets import cache
 
 MAX_BATCH_SEARCH = "max_batch"
 # A try measures nothing but throughput, in a few steps at a constant learning rate, since neither affects memory.
@@ -32,9 +39,7 @@ MEASURED_OFF: dict[str, Any] = {"search": "none"} | dict.fromkeys(
 CONSTANT_RATE = {"stop": StopSpec(), "schedule": "constant", "warmup_epochs": 0.0, "learning_rate_rule": "none"}
 MAX_REASON_LENGTH = 200
 
-RESOLUTION = 16  # the answer is exact up to this batch, and above it to within 1/16 of itself
-
-Attempt = Callable[[RunSpec, Path, OnProgress], RunOutcome]
+Attempt = Callable[..., RunOutcome]  # of spec, folder, on_progress, and perhaps the module of its ranks
 
 
 class _SearchEnded(Exception):
@@ -84,14 +89,41 @@ class BatchSearch:
         try fails in another way, whose status the run then has."""
         started_s = time.monotonic()
         config = self._requested.config
-        maximum = max_samples_per_device(config, self._requested.gpus)
-        start, fewest = config.train.batch_per_device, config.train.accumulate
+        train, maximum = config.train, batch_tries.max_samples_per_device(config, self._requested.gpus)
+        tried: dict[int, bool] = {}  # batches that fit or do not, by the tries in one process
+        if batch_tries.can_try_in_one_process(self._requested):
+            tried = self._try_in_one_process(attempt, on_progress)
+
+        def fits(batch: int) -> bool:
+            if batch not in tried:
+                tried[batch] = self._fits(batch, attempt, on_progress)
+            return tried[batch]
+
+        start, fewest = train.batch_per_device, train.accumulate
         try:
-            best = largest_batch(start, maximum, fewest, lambda batch: self._fits(batch, attempt, on_progress))
-            outcome = self._answer(best, maximum, fewest)
+            while (last := batch_tries.largest_batch(start, maximum, fewest, fits) or fewest) not in self._outcomes:
+                tried[last] = self._fits(last, attempt, on_progress)
+            outcome = self._answer(last if tried[last] else None, maximum, fewest)
         except _SearchEnded as over:
             outcome = over.outcome
         return dataclasses.replace(outcome, wall_s=time.monotonic() - started_s)
+
+    def _try_in_one_process(self, attempt: Attempt, on_progress: OnProgress) -> dict[int, bool]:
+        """Have one process try batch after batch, and return which fit; those that it did not come to are missing."""
+        tried: dict[int, bool] = {}
+
+        def read(ranks: list[RankProgress]) -> None:
+            on_progress(ranks)
+            folders = {int(path.name.removeprefix("try_")): path for path in self._folder.glob("try_*")}
+            records = [(batch, read_ranks(folders[batch], 1, self._run_id)[0]) for batch in folders.keys() - tried]
+            ended = [(batch, record) for batch, record in records if record is not None]
+            for batch, record in sorted(ended, key=lambda each: each[1].marks_s["launch"]):
+                tried[batch] = record.status == "ok"
+                self._record_try(batch, record, [record], on_progress)
+
+        attempt(self._requested, self._folder, read, batch_tries.MODULE)
+        read([])
+        return tried
 
     def _fits(self, batch: int, attempt: Attempt, on_progress: OnProgress) -> bool:
         if self._left_s <= 0 and not self._requested.config.debug:
@@ -114,6 +146,13 @@ class BatchSearch:
         self._outcomes[batch] = outcome
         records = read_ranks(self.rank_folder, self._requested.processes, self._run_id)
         ranks = [rank for rank in records if rank is not None]
+        self._record_try(batch, outcome, ranks, on_progress)
+        return outcome.status == "ok"
+
+    def _record_try(
+        self, batch: int, outcome: RunOutcome | RankRecord, ranks: Sequence[RankRecord], on_progress: OnProgress
+    ) -> None:
+        """Record a try by its status and the records of its ranks, and report it."""
         # The memory that the allocator reserved must fit, which is more than the tensors need. TensorFlow reports the
         # tensors alone.
         peaks = [
@@ -130,7 +169,6 @@ class BatchSearch:
         self.answer.trials.append(BatchTrial(batch, outcome.status, outcome.reason, *sizes, rate))
         text = f"try {len(self.answer.trials)}: batch {batch} per device {'fits' if is_ok else 'does not fit'}"
         on_progress([RankProgress(0, os.getpid(), TRIED, time.time(), metric=text)])
-        return is_ok
 
     def _with_more_memory(
         self, batch: int, before: RunOutcome, attempt: Attempt, on_progress: OnProgress
@@ -154,8 +192,9 @@ class BatchSearch:
         self, batch: int, limit_bytes: int | None, folder: Path, attempt: Attempt, on_progress: OnProgress
     ) -> RunOutcome:
         limits = {"memory_limit_bytes": limit_bytes, "timeout_s": max(self._left_s, 1.0)}
-        spec = change_batch(self._requested, batch, MEASURED_OFF | limits, **CONSTANT_RATE)
+        spec = batch_tries.change_batch(self._requested, batch, MEASURED_OFF | limits, **CONSTANT_RATE)
         folder.mkdir(exist_ok=True)
+        rank_record_path(folder, 0).unlink(missing_ok=True)  # of a try in one process with others
         write_spec(spec, folder)
         try:
             return attempt(spec, folder, on_progress)
@@ -167,7 +206,7 @@ class BatchSearch:
         return self._deadline_s - time.monotonic()
 
     def _use_batch(self, batch: int) -> None:
-        self.spec = change_batch(self._requested, batch)
+        self.spec = batch_tries.change_batch(self._requested, batch)
         self.rank_folder = try_folder(self._folder, batch)
 
     def _with_memory_reason(self, outcome: RunOutcome) -> RunOutcome:
@@ -205,55 +244,20 @@ class BatchSearch:
         return RunOutcome("timeout", f"the search was not over after {limit_s:g} s (measure.timeout_s), {when}{answer}")
 
 
-def estimate_launches(config: Config, gpus: int) -> tuple[int, int]:
+def estimate_launches(spec: RunSpec) -> tuple[int, int]:
+    """Return (fewest, most) launches of a search, for estimates."""
+    in_one = batch_tries.can_try_in_one_process(spec)  # and one for the answer
+    return (2, 2) if in_one else estimate_try_counts(spec.config, spec.gpus)
+
+
+def estimate_try_counts(config: Config, gpus: int) -> tuple[int, int]:
     """Return (fewest, most) tries of a search, for estimates: a data set in files is not opened."""
-    start = maximum = config.train.batch_per_device
-    if config.dataset.path is None:
-        maximum = max(start, count_samples_per_device(config.dataset.size, config, gpus))
-    up = max(1, (maximum - 1) // start + 1).bit_length()
-    bisecting = min(RESOLUTION.bit_length(), maximum.bit_length())
-    return 1, max(up, start.bit_length()) + bisecting
-
-
-def largest_batch(start: int, maximum: int, minimum: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the largest batch from `minimum` to `maximum` that fits, to 1/16 of itself; None where not even
-    `minimum` does.
-
-    From `start` on the batch is doubled while it fits, or halved while it does not; then the range is bisected. If one
-    batch does not fit, no larger one is assumed to fit.
-    """
-    low, high, batch = 0, maximum + 1, max(minimum, min(start, maximum))  # low fits, high does not
-    while True:
-        low, high = (batch, high) if fits(batch) else (low, batch)
-        if low >= maximum or high <= minimum:
-            return low or None
-        if high > maximum:
-            batch = min(2 * low, maximum)
-        elif not low:
-            batch = max(high // 2, minimum)
-        elif high - low <= max(1, low // RESOLUTION):
-            return low
-        else:
-            batch = (low + high) // 2
-
-
-def max_samples_per_device(config: Config, gpus: int) -> int:
-    """Return the samples of one device in the largest batch that the training samples allow."""
-    size = config.dataset.size
-    if config.dataset.path is not None:
-        size = len(cache.open_arrays(datasets.prepare(config))[0])
-    return count_samples_per_device(size, config, gpus)
-
-
-def count_samples_per_device(size: int, config: Config, gpus: int) -> int:
-    return datasets.count_train_samples(config.dataset, size) // gpus
-
-
-def change_batch(spec: RunSpec, batch: int, measure: Mapping[str, Any] = {}, **train: Any) -> RunSpec:
-    """Return the run with another batch per device, and with these settings changed."""
-    config = dataclasses.replace(
-        spec.config,
-        train=dataclasses.replace(spec.config.train, batch_per_device=batch, **train),
-        measure=dataclasses.replace(spec.config.measure, **measure),
+    start = config.train.batch_per_device
+    maximum = (
+        start
+        if config.dataset.path is not None
+        else max(start, batch_tries.count_samples_per_device(config.dataset.size, config, gpus))
     )
-    return dataclasses.replace(spec, config=config, batch_per_device=batch, global_batch=batch * spec.gpus)
+    up = max(1, (maximum - 1) // start + 1).bit_length()
+    bisecting = min(batch_tries.RESOLUTION.bit_length(), maximum.bit_length())
+    return 1, max(up, start.bit_length()) + bisecting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import gc
 import os
 import socket
 import statistics
@@ -273,6 +274,10 @@ class Strategy(Probes, ABC):
         """Return how often the allocators of this process's devices found the memory full, gave back their cache and
         tried again, which costs time; None where they do not count it."""
         return None
+
+    def free_memory(self) -> None:
+        """Give back to the devices what closed strategies of this process no longer need."""
+        gc.collect()
 
     def begin_phase(self, name: str) -> None:
         """Called at the beginning of each phase of the measured loop, on every rank at the same step."""

@@ -28,7 +28,7 @@ def estimate_s(spec: RunSpec) -> Range:
         most_s = fixed_s + (math.inf if stop.seconds is None else stop.seconds)
         is_certain = (stop.target, stop.epochs, stop.steps) == (None, None, None)
         return most_s if is_certain else fixed_s, most_s
-    fewest, most = (1, 1) if settings.search == "none" else estimate_launches(spec.config, spec.gpus)
+    fewest, most = (1, 1) if settings.search == "none" else estimate_launches(spec)
     least_s = fixed_s + min(settings.min_s, settings.max_s)
     return fewest * least_s, most * (fixed_s + settings.warmup_max_s + settings.max_s)
 

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from scalebench.analysis import load
 from scalebench.core.result import RankRecord, read_result
-from scalebench.core.run_folder import RESULT_FILE, RUN_ID_VARIABLE, rank_record_path, write_rank_file
+from scalebench.core.run_folder import RESULT_FILE, RUN_ID_VARIABLE, rank_record_path, try_folder, write_rank_file
 from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec, read_spec, write_spec
 from scalebench.measure.progress import RankProgress
 from scalebench.report import terminal
-from scalebench.runner import max_batch, memory_limit
+from scalebench.runner import batch_tries, max_batch, memory_limit
+from scalebench.runner.batch_tries import RESOLUTION, largest_batch, max_samples_per_device
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.supervise import GroupExit
-from scalebench.runner.max_batch import RESOLUTION, estimate_launches, largest_batch, max_samples_per_device
+from scalebench.runner.max_batch import estimate_try_counts
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
@@ -171,6 +172,41 @@ def test_the_data_set_may_bound_the_batch(stand_in, tmp_path):
     tries = [f"try {k}: batch {batch} per device" for k, batch in enumerate((700, 1400, 1500), 1)]
     assert lines == [line for each in tries for line in (f"{each}, measure", f"{each} fits")]
     assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
+
+
+@pytest.mark.parametrize(("fits_alone", "done", "launched", "answer"), [
+    (100, [75, 150, 112, 93, 102, 97], [97], 97),  # its batches in one process, and the answer in its own
+    (95, [75, 150, 112, 93, 102, 97], [97, 93], 93),  # a process of its own needs a little more
+    (100, [75, 150], [112, 93, 102, 97], 97),  # the process has died in the third try
+    (0, [], [75, 37, 18, 9, 4, 2, 1], None),
+])  # fmt: skip
+def test_one_process_tries_and_another_confirms(fits_alone, done, launched, answer, stand_in, tmp_path, monkeypatch):
+    tries, report = stand_in(fits_alone), []
+    launch = local.launch
+
+    def start(request):
+        if request.module != batch_tries.MODULE:
+            return launch(request)
+        monkeypatch.setenv(RUN_ID_VARIABLE, request.run_id)
+        for number, batch in enumerate(done):
+            folder = try_folder(request.folder, batch)
+            folder.mkdir()
+            status = {"status": "ok" if batch <= 100 else "oom", "marks_s": {"launch": float(number)}}
+            write_rank_file(rank_record_path(folder, 0), rank(0, [1.0], [batch], **status))
+        return GroupExit([0], 5.0, 2.0)
+
+    monkeypatch.setattr(local, "launch", start)
+    monkeypatch.setattr(batch_tries, "can_try_in_one_process", lambda spec: True)
+    spec = searching(gpus=1, batch=75)
+    result = run_spec(spec, tmp_path / "run", lambda ranks: report.extend(filter(None, (r.metric for r in ranks))))
+    assert [spec.batch_per_device for spec in tries] == launched
+    search = result.quality.max_batch
+    assert search.batch_per_device == answer and result.status == ("oom" if answer is None else "ok")
+    assert [batch for batch, _ in tried(result)] == done + launched
+    if answer is not None:
+        assert result.ranks[0].block_samples == [2 * answer] * 4, "of the last process"
+    assert len(report) == len(search.trials) and report[0].startswith("try 1: batch 75 per device ")
+    assert max_batch.estimate_launches(spec) == (2, 2)
 
 
 def test_a_search_is_oom_where_not_even_one_sample_fits(stand_in, tmp_path):
@@ -328,7 +364,7 @@ def config_of_size(size, batch=10):
 @given(st.integers(1, 500), st.integers(0, 2000))
 def test_a_search_takes_as_many_tries_as_estimated(start, border):
     config = config_of_size(2000, start)
-    fewest, maximum = estimate_launches(config, 2)
+    fewest, maximum = estimate_try_counts(config, 2)
     assert fewest <= len(search_order(start, border, max_samples_per_device(config, 2))[1]) <= maximum
 
 
@@ -340,7 +376,7 @@ def test_the_training_samples_bound_the_batch(monkeypatch):
     config = config_of_size(1000)
     config.dataset = DatasetSpec("materials", size=1000, path="own.npz", validation_share=0.25)
     assert max_samples_per_device(config, 3) == 10
-    assert estimate_launches(config, 3)[1] < 20, "without reading the file"
+    assert estimate_try_counts(config, 3)[1] < 20, "without reading the file"
 
 
 # The search for the largest batch with real processes.

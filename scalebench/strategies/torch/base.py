@@ -364,6 +364,10 @@ class TorchStrategy(Strategy):
         visible = [device for device in self._devices() if device.type == "cuda"]
         return sum(torch.cuda.memory_stats(each)["num_alloc_retries"] for each in visible) if visible else None
 
+    def free_memory(self) -> None:
+        super().free_memory()
+        torch.cuda.empty_cache()
+
     def _devices(self) -> list[torch.device]:
         return [self.device]
 
