@@ -91,8 +91,11 @@ def make_loader(config_path: str | None = None, config_dir: str | None = None) -
 def compose(overrides: Sequence[str]) -> DictConfig:
     """Compose the config of one run as the command line would."""
     register_with_hydra()
-    loader = _keep_loader(conf_dir(), tuple(config_files.plugin_folders()))
-    composed = loader.load_configuration("config", accept_words(overrides), RunMode.RUN, from_shell=False)
+    words = accept_words(overrides)
+    # The user's own files may change between two calls, as those of scalebench and of plugins do not.
+    is_own = any(word.startswith("hydra.searchpath=") for word in words)
+    loader = make_loader() if is_own else _keep_loader(conf_dir(), tuple(config_files.plugin_folders()))
+    composed = loader.load_configuration("config", words, RunMode.RUN, from_shell=False)
     with open_dict(composed):
         del composed["hydra"]
     return composed
