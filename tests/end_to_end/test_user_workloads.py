@@ -155,5 +155,6 @@ def test_a_script_passes_its_own_function(guard, is_process, line, tmp_path, mon
         subprocess.run([sys.executable, file], timeout=300, check=True)
     else:
         monkeypatch.syspath_prepend(str(file.parent))  # as Python itself does
+        monkeypatch.setenv("SCALEBENCH_USER_FOLDERS", "")  # to which the call adds the folder
         runpy.run_path(str(file), run_name="__main__")
     assert re.fullmatch(line, capfd.readouterr().out.splitlines()[-1])
