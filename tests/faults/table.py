@@ -99,7 +99,7 @@ FAULTS = (
     Fault(
         "kill decoder", "decoder", "SIGKILL of a process that decodes pictures",
         _failed(
-            "{where}RuntimeError: a process that decodes pictures (dataset.workers=2) was killed: lower "
+            "{where}a process that decodes pictures (dataset.workers=2) was killed: lower "
             "dataset.workers if it took too much memory"
         ),
         (WARMUP, MEASURING, PARKED),
