@@ -12,7 +12,7 @@ from typing import Any
 
 COMMAND_LIMIT_S = 60.0
 MAX_MESSAGE_CHARACTERS = 300
-# What kubectl writes before its error: lines of its own log, by level, month and day, and warnings.
+# kubectl writes lines of its own log (level, month, day) and warnings before its error.
 NOISE = re.compile(r"^([IWEF]\d{4} |Warning: ).*$", re.MULTILINE)
 
 

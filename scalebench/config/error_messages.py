@@ -33,8 +33,8 @@ MAX_LISTED_NAMES = 12  # of a group, in an error; `scalebench list` shows more
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
 MANY_VALUES = "names several values: add --multirun for a sweep over them"
 EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
-# What Hydra, OmegaConf and our reader of records say of a key that there is not; and of other mistakes, with the line
-# for it, in which {0} and {1} are the groups of the match. The first that matches counts.
+# The first pattern matches what Hydra, OmegaConf and our reader of records say about an unknown key. The others are
+# paired with the line that is printed instead, in which {0} and {1} are the groups of the match; the first one counts.
 UNKNOWN_KEY = re.compile(
     r"Could not (?:override|delete from config\.|find) '([^']+)'|^(\S+) is not a key$|"
     r"^Key '[^']*' (?:is )?not in.*full_key: (\S+)", re.DOTALL,

@@ -61,11 +61,12 @@ class ProcessSampler:
             self._spent_s["ours"] += spent_s
             if source is not None:
                 self._spent_s[source] = self._spent_s.get(source, 0.0) + spent_s
+                sums = memory.setdefault(source, Counter())  # also of one that has just ended, whose time counts
                 with suppress(psutil.Error):
                     read = psutil.Process(pid).memory_info()
-                    sums = memory.setdefault(source, Counter())
-                    # Anonymous is what is not of mapped files, which processes share.
-                    sums.update(rss_bytes=read.rss, rss_anon_bytes=read.rss - read.shared)
+                    # Anonymous is what is not of mapped files, which processes share; a zombie has neither.
+                    if read.rss:
+                        sums.update(rss_bytes=read.rss, rss_anon_bytes=read.rss - read.shared)
         for source, spent_s in self._spent_s.items():
             if source == "ours" or source in memory:  # a rank that ended has no row
                 self._rows.add(at_s, source, "cpu_s", spent_s)

@@ -43,8 +43,8 @@ def over(reduction: Reduction) -> Callable[[TimeSeries, str, str, TimeWindow], f
     return lambda series, source, quantity, window: series.reduce(source, quantity, window, reduction)
 
 
-# Of a machine: the source, or the beginning of those that are added up; the quantity; what is taken of it over the
-# window; and how nodes are combined. Those of cores are no fields of the record.
+# Each figure of a machine has its source (or the beginning of the names of sources that are added up), the quantity,
+# a function of the series over the window, and how nodes are combined. The record has no fields for those of cores.
 MACHINE_FIGURES: dict[str, tuple[str, str, Callable[..., float | None], Reduction]] = {
     "cores": ("cpu", "cores", lambda series, source, quantity, window: series.first(source, quantity), sum),
     "cores_busy": ("cpu", "busy_s", TimeSeries.rate, sum),
@@ -64,7 +64,7 @@ MACHINE_FIGURES: dict[str, tuple[str, str, Callable[..., float | None], Reductio
     "disk_read_bytes_per_s": ("disk", "read_bytes", TimeSeries.rate, sum),
     "disk_written_bytes_per_s": ("disk", "written_bytes", TimeSeries.rate, sum),
 }
-# Of one GPU: the quantity, and what is taken of it over the window.
+# Each figure of one GPU has its quantity and a function of the series over the window.
 DEVICE_FIGURES: dict[str, tuple[str, Callable[..., float | None]]] = {
     "gpu_util_mean": ("util_share", over(mean)),
     "memory_util_mean": ("memory_util_share", over(mean)),
@@ -80,7 +80,7 @@ DEVICE_FIGURES: dict[str, tuple[str, Callable[..., float | None]]] = {
     "nvlink_sent_bytes_per_s": ("nvlink_sent_bytes", TimeSeries.rate),
     "nvlink_received_bytes_per_s": ("nvlink_received_bytes", TimeSeries.rate),
 }
-# Of all GPUs together: that of each, and how they are combined.
+# Each figure of all GPUs is combined from that of each GPU by a function.
 COMBINED_FIGURES: dict[str, tuple[str, Reduction]] = {
     "gpu_util_mean": ("gpu_util_mean", mean),
     "gpu_power_w_mean": ("gpu_power_w_mean", sum),

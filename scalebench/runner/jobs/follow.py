@@ -36,6 +36,7 @@ COMPLETED_RESULT_LIMIT_S = 90.0
 EXPLAIN_LIMIT_S = 60.0  # for the scheduler to explain a result that is not ok
 MAX_UNLISTED = 8  # consecutive answers without a job before it counts as lost: accounting may be a little behind
 CANCEL_LIMIT_S = 60.0  # for jobs to end after they are cancelled
+SILENCE_LIMIT_S = 3600.0  # for the scheduler not to answer, while no result comes in either
 MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 
 JobResult = tuple[RunRequest, Result]
@@ -75,6 +76,7 @@ class JobFollower:
         self._done, self._next_check_s, self._next_query_s = 0, clock(), clock()
         self._reported: QueueState | None = None
         self._error: str | None = None  # why the scheduler did not answer last time
+        self._last_news_s = clock()  # when it answered last, or a result came in
         self._cancelled_s: float | None = None
 
     @property
@@ -184,6 +186,8 @@ class JobFollower:
         """Query the states of all jobs, if it is time for that."""
         jobs = [job for job in self._jobs if job.over_s is None]
         now_s = self._clock()
+        if not jobs:
+            self._last_news_s = now_s
         if not jobs or now_s < self._next_query_s:
             return
         self._next_query_s = now_s + QUERY_INTERVAL_S
@@ -192,7 +196,7 @@ class JobFollower:
         except SlurmError as error:
             self._error = str(error)
             return
-        self._error = None
+        self._error, self._last_news_s = None, now_s
         for job in jobs:
             job.unlisted = 0 if job.id in states else job.unlisted + 1
             job.state = states.get(job.id, job.state)
@@ -210,6 +214,7 @@ class JobFollower:
             if (result := self._final_result(job, request)) is not None:
                 job.runs.remove(request)
                 self._done += 1
+                self._last_news_s = self._clock()
                 self._ready.append((request, result))
         if not job.runs:
             self._jobs.remove(job)
@@ -235,6 +240,8 @@ class JobFollower:
         elif self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
             silence = f"after {CANCEL_LIMIT_S:g} s SLURM still did not report job {job.id} as over"
             outcome = RunOutcome("cancelled", f"cancelled; {silence}: scancel {job.id}")
+        elif self._error is not None and now_s - self._last_news_s >= SILENCE_LIMIT_S:
+            outcome = RunOutcome("failed", f"no news of job {job.id} for {SILENCE_LIMIT_S / 60:g} min: {self._error}")
         else:
             return None
         return jobs_of_slurm.write_result_for(request, outcome, self._slurm, job)

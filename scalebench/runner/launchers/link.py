@@ -117,7 +117,7 @@ class Stopped(Message):
 
 
 class Order(Message):
-    """What the agent does with its ranks: `stacks` has them write their stacks into their logs."""
+    """An order to an agent about its ranks; after `stacks` they write their stacks into their logs."""
 
     action: Literal["warm_up", "pause", "resume", "stacks", "end"]
     turn: Turn | None = None  # that begins as they resume

@@ -25,7 +25,7 @@ from scalebench.runner.launchers.agents import AgentRanks
 from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, is_this_host
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 
-# Of ssh on a new host, and of mpirun while it starts ssh.
+# ssh prints such warnings on a new host, and mpirun while it starts ssh; they are no failure.
 IGNORED_WARNING = re.compile(r"(\[\S+\] plm:rsh: )?Warning: ")
 NO_MPIRUN = "there is no mpirun on the PATH; install Open MPI (openmpi-bin) or take a strategy without MPI"
 QUERY_LIMIT_S = 20.0  # for mpirun to print facts about itself

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -25,7 +24,7 @@ import numpy as np
 
 from scalebench.core import exit_with_parent, plugins
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.json_files import read_record, read_tail
+from scalebench.core.json_files import format_json, parse_record, read_record, read_tail
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import records, user_code
@@ -49,6 +48,17 @@ class FunctionCall:
     options: dict[str, Any]
     from_user: bool = True  # dataset.builder names it, which may be in the current folder; else a plugin
     plugin_version: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What went wrong in a call, by its kind: `function`, an InputError of its own (`input`), or a `file` that cannot
+    be written. An empty kind: the samples are written."""
+
+    kind: str = ""
+    problem: str = ""
+    traceback: str = ""
+    errno: int = 0
 
 
 class SampleFacts(NamedTuple):
@@ -206,20 +216,25 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
     than `limit_s`; InputError if the function raised one; and OSError where the disk is full.
     """
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as answer, tempfile.NamedTemporaryFile() as log:
-        pickle.dump((call, folder), request)
+        request.write(format_json(call).encode())
         request.seek(0)
-        command = build_python_command("-c", f"from {__name__} import answer_call; answer_call({os.getpid()})")
+        program = f"import sys; from {__name__} import answer_call; answer_call(int(sys.argv[1]), sys.argv[2])"
+        command = build_python_command("-c", program, str(os.getpid()), str(folder))
         process = subprocess.Popen(command, stdin=request, stdout=answer, stderr=log, start_new_session=True)
         status = _wait_for_end(process, call, limit_s)
         answer.seek(0)
         try:
-            error: Exception | None = pickle.load(answer)
-        except (EOFError, pickle.UnpicklingError):  # it was killed
-            error = PluginError(_describe_exit(status, limit_s, call))
-        if isinstance(error, PluginError):
-            error.log = "\n".join(filter(None, [read_tail(Path(log.name), MAX_LOG_BYTES), error.log]))
-    if error is not None:
-        raise error
+            reply = parse_record(answer.read(), Answer)
+        except ValueError:  # it was killed
+            reply = Answer("function", _describe_exit(status, limit_s, call))
+        output = read_tail(Path(log.name), MAX_LOG_BYTES)
+    match reply.kind:
+        case "file":
+            raise OSError(reply.errno, os.strerror(reply.errno))
+        case "input":
+            raise InputError(reply.problem)
+        case "function":
+            raise PluginError(reply.problem, "\n".join(filter(None, [output, reply.traceback])))
     available = read_record(folder / READING_FILE, Reading).available or 0
     if available > call.size:
         line = (
@@ -228,22 +243,21 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def answer_call(parent: int) -> None:
+def answer_call(parent: int, folder: str) -> None:
     """Make the samples of the call on standard input, in the process of run_function; answer with what goes wrong."""
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
-    call, folder = pickle.load(sys.stdin.buffer)
-    problem: Exception | None = None
-    with os.fdopen(os.dup(1), "wb") as answer:
+    call, reply = parse_record(sys.stdin.buffer.read(), FunctionCall), Answer()
+    with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)  # what the function prints is not an answer
         try:
-            make_samples(call, folder)
+            make_samples(call, Path(folder))
         except PluginError as error:
-            problem = error
+            reply = Answer("function", str(error), error.log)
         except InputError as error:
-            problem = InputError(str(error))  # also of a class of the function's
+            reply = Answer("input", str(error))
         except OSError as error:
-            problem = OSError(error.errno, os.strerror(error.errno or 0))
-        pickle.dump(problem, answer)
+            reply = Answer("file", errno=error.errno or 0)
+        answer.write(format_json(reply))
 
 
 def make_samples(call: FunctionCall, folder: Path) -> None:

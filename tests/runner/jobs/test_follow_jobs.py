@@ -72,6 +72,13 @@ def test_while_the_scheduler_does_not_answer_results_still_come_in(tmp_path):
     assert {s.error for s in sweep.states_reported} == {"squeue: Unable to contact slurm controller (connect failure)"}
 
 
+def test_a_scheduler_that_is_silent_for_an_hour_ends_the_wait(tmp_path):
+    scheduler = Scheduler([SUCCESSFUL, runs()], unreachable={"squeue"})
+    results = dict(Sweep(tmp_path, scheduler).ends())
+    assert results[0].status == "ok" and 3600 < scheduler.now_s < 3700
+    assert results[1].reason.startswith("no news of job 102 for 60 min: squeue: Unable to contact")
+
+
 def test_a_job_that_the_scheduler_does_not_list_yet_is_not_over(tmp_path):
     """The queue may drop a short job before the first query, and accounting lists it a little later."""
 
