@@ -115,7 +115,7 @@ def run(arguments: Sequence[str], shows_tables: bool = True, is_single: bool = F
 def _compose(options: argparse.Namespace, is_single: bool) -> tuple[compose.Loader, DictConfig, RunSpec | None]:
     """Compose what the options describe. Return it with its loader, and the checked spec of a single run; None for a
     sweep."""
-    loader = compose.make_loader(options.config_path, options.config_dir)
+    loader = compose.open_loader(options.overrides, options.config_path, options.config_dir)
     compose_line = partial(loader.load_command_line, options.config_name or "config")
     words = options.overrides
     folders = [word.partition("=")[2] for word in words if word.startswith("hydra.run.dir=")]

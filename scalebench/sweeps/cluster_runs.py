@@ -198,7 +198,7 @@ def copy_earlier_run(earlier: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def delay_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C while a result is handled; `follow_jobs` gets it afterwards, and asks the user."""
+    """Delay Ctrl-C while a result is handled; `_follow_to_end` gets it afterwards, and asks the user."""
     try:
         with process.defer_signals():
             yield
