@@ -166,25 +166,26 @@ import time
 from scalebench.sweeps.console import Console
 
 console = Console()
-with console.show_line("one [bold]<b>") as update:
+with console.show_line("one [bold]<b>", "one ...") as update:
     time.sleep(0.6)
     update("two", "")
     time.sleep(0.6)
+    update("three", "[3] <b>")
 console.print_line("✓ done")
 """
 
 
 @pytest.mark.extra("nbclient", "ipykernel")
 @pytest.mark.filterwarnings("ignore")
-def test_progress_is_one_line_below_the_cell(execute):
-    """The stream of a notebook says that it is a terminal, and would keep each picture of a spinner."""
+def test_progress_is_plain_lines_below_the_cell(execute):
+    """The stream of a notebook says that it is a terminal, but cannot replace a line."""
     from nbformat.v4 import new_code_cell, new_notebook
 
     book = new_notebook(cells=[new_code_cell(PROGRESS)])
     execute(book)
-    display, stream = book.cells[0].outputs
-    assert (display.output_type, display.data) == ("display_data", {"text/plain": "", "text/html": ""})
-    assert (stream.name, stream.text) == ("stdout", "✓ done\n")
+    outputs = book.cells[0].outputs
+    assert {output.name for output in outputs} == {"stdout"}
+    assert "".join(output.text for output in outputs) == "one ...\n[3] <b>\n✓ done\n"
 
 
 @pytest.mark.real
