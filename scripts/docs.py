@@ -6,16 +6,17 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; t
 from __future__ import annotations
 
 import ast
-import functools
+import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from scalebench import plugin_api
 from scalebench.analysis.columns import COLUMNS
 from scalebench.analysis.verdicts import read_flags
 from scalebench.cli.commands.list import format_value, group_names
+from scalebench.core import result
 from scalebench.core.config_files import (
     describe_entry,
     read_composed,
@@ -25,8 +26,9 @@ from scalebench.core.config_files import (
 )
 from scalebench.core.config_fingerprint import flatten
 from scalebench.core.json_files import write_text
-from scalebench.core.result import result_schema
+from scalebench.core.spec import KubernetesSpec, SlurmSpec
 from scalebench.report.flag_text import format_flag
+from scalebench.strategies.base import Probes, Strategy
 from scalebench.strategies.registry import built_in_strategies
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,8 +172,7 @@ def format_measure() -> str:
 def format_hardware() -> str:
     """Return the keys of a machine and of its scheduler, and the names of the machines that there are."""
     slurm, pods = (
-        [[quote(name), comment] for name, comment in _field_comments("scalebench.core.spec", f"{kind}Spec")]
-        for kind in ("Slurm", "Kubernetes")
+        [[quote(name), comment] for name, comment in _field_comments(kind)] for kind in (SlurmSpec, KubernetesSpec)
     )
     paths = sorted((CONF / "hardware").glob("*.yaml"))
     machines = ", ".join(quote(path.stem) for path in paths)
@@ -186,10 +187,11 @@ def format_hardware() -> str:
     )
 
 
-def _field_comments(module: str, name: str) -> list[tuple[str, str]]:
+def _field_comments(kind: type) -> list[tuple[str, str]]:
     """Return the fields of a dataclass with the comment beside or above each."""
-    lines = _path_of(module).read_text(encoding="utf-8").splitlines()
-    (node,) = [node for node in _parse(module).body if isinstance(node, ast.ClassDef) and node.name == name]
+    source = inspect.getsource(kind)
+    lines, (node,) = source.splitlines(), ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
     fields = []
     for item in node.body:
         if not isinstance(item, ast.AnnAssign):
@@ -246,97 +248,47 @@ def format_flags() -> str:
 
 def format_record() -> str:
     """Return the fields of result.json: the comment beside each, or the docstring of its type."""
-    module = "scalebench.core.result"
-    comments = dict(_field_comments(module, "Result"))
-    texts = {node.name: ast.get_docstring(node) or "" for node in _parse(module).body if isinstance(node, ast.ClassDef)}
-    fields = result_schema()["properties"]
+    comments = dict(_field_comments(result.Result))
     rows = []
-    for name, field in fields.items():
-        kind = next((word for word in re.findall(r"[A-Z]\w+", str(field)) if word in texts), "")
-        rows.append([quote(name), comments[name] or first_sentence(texts.get(kind, ""))])
+    for name, field in result.result_schema()["properties"].items():
+        kinds = [vars(result).get(word) for word in re.findall(r"[A-Z]\w+", str(field))]
+        kind = next((kind for kind in kinds if inspect.getmodule(kind) is result), None)
+        rows.append([quote(name), comments[name] or first_sentence(getattr(kind, "__doc__", None) or "")])
     return format_table(["field", "is"], [row for row in rows if row[1]])
 
 
 # Plugin API
 
+PACKAGES = tuple(f"scalebench.{name}" for name in "plugin_api strategies.torch strategies.tensorflow testing".split())
+
 
 def format_api() -> str:
     """Return what plugins may import: a table for each package."""
     parts = []
-    for package in (plugin_api.__name__, *(f"scalebench.{name}" for name in FRAMEWORKS)):
-        rows = [[quote(name), _describe_export(package, name)] for name in exported_names(package)]
-        parts += [f"## `{package}`", format_table(["name", "is"], rows)]
+    for package in map(importlib.import_module, PACKAGES):
+        exported = {name: getattr(package, name) for name in package.__all__}
+        rows = [
+            [quote(name), first_sentence(inspect.getdoc(each) or "") if callable(each) else quote(str(each))]
+            for name, each in exported.items()
+        ]
+        parts += [f"## `{package.__name__}`", format_table(["name", "is"], rows)]
     return "\n\n".join(parts)
-
-
-FRAMEWORKS = ("strategies.torch", "strategies.tensorflow", "testing")
-
-
-@functools.cache
-def _parse(module: str) -> ast.Module:
-    return ast.parse(_path_of(module).read_text(encoding="utf-8"))
-
-
-def _path_of(module: str) -> Path:
-    path = ROOT / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def exported_names(package: str) -> list[str]:
-    """Return `__all__` of a package without importing it, since it may need a framework."""
-    (value,) = [
-        node.value
-        for node in _parse(package).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    return list(ast.literal_eval(value))
-
-
-def _describe_export(package: str, name: str) -> str:
-    """Return the first sentence of the docstring where a name is defined; of a constant its value."""
-    for module in _import_sources(package, name):
-        for node in _parse(module).body:
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
-                return first_sentence(ast.get_docstring(node) or "")
-            if isinstance(node, ast.Assign) and name in ast.unparse(node.targets):
-                return _describe_constant(node, name)
-        if (description := _describe_export(module, name)) and module != package:
-            return description
-    return ""
-
-
-def _describe_constant(node: ast.Assign, name: str) -> str:
-    """Return the value of a constant, also of one that is unpacked from a tuple."""
-    value = ast.literal_eval(node.value)
-    for target in node.targets:
-        names = [ast.unparse(each) for each in target.elts] if isinstance(target, ast.Tuple) else []
-        value = value[names.index(name)] if name in names else value
-    return quote(str(value))
-
-
-def _import_sources(package: str, name: str) -> list[str]:
-    """Return the module that a package imports a name from; itself where it defines it."""
-    imports = [node for node in ast.walk(_parse(package)) if isinstance(node, ast.ImportFrom)]
-    return [node.module or "" for node in imports if name in [alias.name for alias in node.names]] or [package]
 
 
 def format_methods() -> str:
     """Return the methods of Strategy and Probes; those that a subclass has to define in bold."""
     parts = []
-    classes = {node.name: node for node in _parse("scalebench.strategies.base").body if isinstance(node, ast.ClassDef)}
-    for node in (classes["Strategy"], classes["Probes"]):
+    for kind in (Strategy, Probes):
         rows = [
-            [_method_name(item), first_sentence(ast.get_docstring(item) or "")]
-            for item in node.body
-            if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")
+            [
+                f"**`{name}`**" if hasattr(each, "__isabstractmethod__") else quote(name),
+                first_sentence(each.__doc__ or ""),
+            ]
+            for name, each in vars(kind).items()
+            if inspect.isfunction(each) and not name.startswith("_")
         ]
-        parts.append(format_table([f"method of `{node.name}`", "does"], rows))
+        parts.append(format_table([f"method of `{kind.__name__}`", "does"], rows))
     return "\n\n".join(parts)
-
-
-def _method_name(node: ast.FunctionDef) -> str:
-    is_abstract = any("abstractmethod" in ast.unparse(each) for each in node.decorator_list)
-    return f"**`{node.name}`**" if is_abstract else quote(node.name)
 
 
 FORMATS: dict[str, Callable[[], str]] = {

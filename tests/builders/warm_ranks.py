@@ -28,7 +28,7 @@ from tests.builders import zygote
 from tests.builders.zygote import MAX_MESSAGE_BYTES, drop_per_rank
 
 # Ranks of a framework import these besides the adapter of their strategy; torch imports its compiler at the first step
-# of an optimizer. A test fails where ranks import more than a few small modules after they were forked.
+# of an optimizer.
 WORKERS = ("scalebench.testing.strategy_worker",)
 PRELOADED: dict[str, tuple[str, ...]] = {
     "none": WORKERS,

@@ -34,13 +34,6 @@ def runs(sweep, *words, **chosen):
     return [resolve(compose_config([f"sweep={sweep}", "hardware=cpu", *run, *words])) for run in each]
 
 
-def test_repeats_come_first_in_sweeps_that_have_them():
-    """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
-    keys = [list(values(path.stem)) for path in SWEEPS]
-    firsts = [results[0] for results in keys if "repeat" in results]
-    assert set(firsts) == {"repeat"} and len(firsts) >= 16
-
-
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_run_resolves_and_none_is_one_that_no_machine_could_do(monkeypatch, path):
     """Such as a strategy of one device on two of them. Its baselines are added by themselves."""
@@ -98,18 +91,6 @@ def test_keras_multi_gpu_cuts_every_batch_evenly(data):
             made = resolve(dataclasses.replace(spec.config, gpus=gpus, train=train))
             rest = datasets.count_train_samples(made.config.dataset, made.config.dataset.size) % made.global_batch
             assert made.global_batch % gpus or rest % gpus == 0  # the first was an error of the study's
-
-
-def test_transport_and_samples_or_parameters_vary_one_thing_at_a_time():
-    specs = runs("samples_or_parameters")
-    assert [spec.config.model.input_shape for spec in specs] == [[3072, 1], [224 * 224 * 3, 1]] * 2
-    wanted = [1_250_000, 1_250_000, 25_000_000, 25_000_000]
-    assert [spec.config.model.params for spec in specs] == [pytest.approx(count, rel=0.01) for count in wanted]
-    kept = {(s.config.dataset.name, s.config.model.options["flops"], s.global_batch) for s in specs}
-    assert kept == {("random", 10**9, 32)}
-    added = [spec.config.hardware.environment for spec in runs("transport", gpus=["2"])]
-    off = [{}, {"NCCL_P2P_DISABLE": "1"}, {"NCCL_SHM_DISABLE": "1"}]
-    assert added == [{"NCCL_DEBUG": "INFO", **each} for each in (*off, off[1] | off[2])]
 
 
 @pytest.mark.slow

@@ -16,8 +16,6 @@ from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record
 from scalebench.core.spec import Config, DatasetSpec, SlurmSpec, StrategySpec
-from scalebench.strategies import registry
-from scalebench.strategies.base import check_values
 from scalebench.workloads import datasets
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -81,28 +79,10 @@ def test_the_top_level_keys_are_the_spines_and_the_defaults_those_of_the_design(
     assert config.train.optimizer == config.model.optimizer == "adam"
 
 
-def test_a_strategys_yaml_is_consistent(subtests):
-    assert registry.built_in_strategies() == STRATEGIES
-    for name in STRATEGIES:
-        with subtests.test(name):
-            strategy = build_record(StrategySpec, config_files.read_strategy_config(name))
-            assert strategy.baseline in STRATEGIES or (name, strategy.baseline) == ("script", None)
-            assert strategy.processes in ("one_per_device", "one_for_all") or name.startswith("parameter_server")
-            assert strategy.framework in ("none", "torch", "tensorflow")
-            assert strategy.framework == "none" or strategy.framework in strategy.requires
-            assert strategy.description and set(strategy.devices) <= {"cpu", "cuda"}
-            if name.endswith(("_nccl", "_gloo")):
-                assert strategy.backend == name.rpartition("_")[2]
-            if strategy.backend == "nccl":
-                assert strategy.devices == ["cuda"]
-
-
-def test_the_values_of_options_are_those_of_their_comments_and_others_are_refused_by_name(subtests):
+def test_the_values_of_options_are_those_of_their_comments(subtests):
     for name in STRATEGIES:
         with subtests.test(name):
             stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
-            check_values(stated)
-            assert {*stated.choices, *stated.at_least} <= {*stated.options}
             comments = config_files.read_key_comments("strategy", CONF / f"strategy/{name}.yaml")
             words = {
                 key.removeprefix("options."): sorted(re.split(r"\W", part)[0] for part in comment.split(" | "))
@@ -110,11 +90,6 @@ def test_the_values_of_options_are_those_of_their_comments_and_others_are_refuse
                 if " | " in comment
             }
             assert words == {option: sorted(choices) for option, choices in stated.choices.items()}
-            wrong = {key: f"{choices[0]}x" for key, choices in stated.choices.items()}
-            for key, value in {**wrong, **{key: least - 1 for key, least in stated.at_least.items()}}.items():
-                one = dataclasses.replace(stated, options={**stated.options, key: value})
-                with pytest.raises(InputError, match=rf"strategy\.options\.{key}"):
-                    check_values(one)
 
 
 REAL = {

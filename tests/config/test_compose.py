@@ -81,14 +81,6 @@ def test_runs_of_sweeps_are_what_hydra_composes(sweep, count, loaders):
     compare(random.Random(count).sample(runs, min(len(runs), count)), loaders)
 
 
-@pytest.mark.slow
-def test_every_file_of_a_group_is_composed_as_in_hydra(loaders):
-    groups = ("dataset", "model", "strategy", "hardware", "measure", "train")
-    names = {group: [f"{group}='{path.stem}'" for path in (conf_dir() / group).glob("*.yaml")] for group in groups}
-    lines = max(map(len, names.values()))
-    compare([[choices[line % len(choices)] for choices in names.values()] for line in range(lines)], loaders)
-
-
 OVERRIDES = [
     [],
     ["hydra.sweep.dir=s", "gpus=3", "hydra.job.name=other", "strategy=ddp_gloo", "+hardware.environment.A=b"],
@@ -108,38 +100,6 @@ def test_overrides_of_any_kind_compose_as_in_hydra_or_are_its_errors(loaders, su
     for words in OVERRIDES:
         with subtests.test(str(words)):
             compare([words, ["gpus=2"], words], loaders)  # earlier configs leave no trace
-
-
-FILES = {
-    # A later file sets what an earlier one only names, in another key.
-    "measure/named.yaml": "defaults: [default]\n",
-    "model/named.yaml": "defaults: [mlp]\noptions: ${hardware.environment}\n",
-    "hardware/named.yaml": "defaults: [cpu]\nenvironment: {A: a}\n",
-    "sweep/sets_named.yaml": "# @package _global_\nmodel: {options: {B: b}}\ntrain: {batch_per_device: 3}\n",
-    # The model is that of the data set's name.
-    "sweep/chooses.yaml": "# @package _global_\ndefaults: [/model@dataset.options.inner: '${dataset}']\n",
-    "dataset/mlp.yaml": "defaults: [random]\nname: mlp\n",
-    "strategy/packages.yaml": "defaults: [/train@options.inner: default, ddp, _self_]\noptions: {x: '???', y: null}\n",
-    "untyped.yaml": "defaults: [measure: quick, _self_]\na: {b: [1, '${measure.max_s}']}\nmeasure: {b: 1}\n",
-}
-
-
-@pytest.mark.parametrize("lines", [
-    ["model=named sweep=sets_named", "model=named hardware=named sweep=sets_named", "sweep=sets_named"],
-    ["strategy=packages", "model=mlp +sweep@measure=sets_named", "strategy=packages dataset=mlp"],
-    ["sweep=chooses dataset=mlp", "sweep=chooses dataset=mlp +dataset@train.stop=mlp", "dataset=mlp"],
-    ["--untyped", "--untyped measure=thorough", "--untyped ~measure", "--untyped measure.b=2 +c=1"],
-], ids=lambda lines: lines[0])  # fmt: skip
-def test_files_that_name_each_other_compose_as_in_hydra(lines, tmp_path):
-    for name, content in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    composing.register_with_hydra()
-    ours = composing.make_loader(config_dir=str(tmp_path))
-    loaders = KeepingLoader(ours.get_search_path()), ours
-    for line in [*lines, *lines[::-1]]:
-        name = "untyped" if line.startswith("--untyped") else "config"
-        compare([line.removeprefix("--untyped").split()], loaders, name)
 
 
 def test_compose_works_as_the_command_line(monkeypatch):

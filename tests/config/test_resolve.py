@@ -297,8 +297,6 @@ def test_within_an_allocation_nodes_may_be_too_few_and_mpirun_starts_no_containe
     assert make_spec(gpus=8, hardware=ALPHA).unsupported is None
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     assert make_spec(gpus=16, hardware=ALPHA).unsupported is None
-    machine_with(0)
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
     message = "mpirun starts the ranks of simulated outside hardware.slurm.container; set hardware.slurm.mpi=pmix"
     for slurm, expected in (
         (SlurmSpec(container="/x.sif"), message),

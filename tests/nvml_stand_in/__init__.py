@@ -18,9 +18,6 @@ and some are events:
 
 - LOST_AFTER=n: GPU 1 is lost after so many questions about it since nvmlInit; LOST_FILE=path: as soon as this exists
 - INIT=code: what nvmlInit returns (9: no driver)
-
-`python -m tests.nvml_stand_in TABLE COMMAND...` runs a command with it: `python -m tests.nvml_stand_in hgx_h100
-python -m scalebench doctor`.
 """
 
 import ctypes

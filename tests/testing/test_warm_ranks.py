@@ -11,37 +11,26 @@ from subprocess import Popen
 import psutil
 import pytest
 
-from scalebench.config.compose import compose_config
-from scalebench.config.resolve import resolve
 from scalebench.core.machine import gpus
-from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import write_spec
 from scalebench.runner.launchers import local
-from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
-from scalebench.testing.launch import EVEN_WORKLOAD
-from scalebench.workloads import datasets
-from tests.builders import warm_ranks as module
+from scalebench.runner.launchers.rank_environment import build_environment
 from tests.builders.runs import find_running, simulated_spec, wait_until
 from tests.builders.warm_program import WarmSession
 from tests.builders.warm_ranks import WarmProcess
 
 RANK = "tests.testing.warm_rank_modules"
 LIMIT_S = 300.0
-# What ranks import late all the same: small modules, and those that TensorFlow makes of functions as it traces them.
-LATE = (
-    "scalebench.", "__autograph_generated_file", "encodings.", "email.", "tensorflow.tsl", "torch.profiler._cupti",
-    "torch.utils._sympy",
-)  # fmt: skip
 
 
-def start_rank(start, task, folder, rank=0, spec=None, addresses=("127.0.0.1:1", "127.0.0.1:2"), **variables):
+def start_rank(start, task, folder, rank=0, **variables):
     """Start a rank of a run on two devices, and return it and its log."""
     folder.mkdir(exist_ok=True)
     (folder / "task").write_text(task)
-    spec = spec or simulated_spec(gpus=2)
+    spec = simulated_spec(gpus=2)
     write_spec(spec, folder)
-    environment = build_environment(spec, "an id", rank, addresses) | variables
+    environment = build_environment(spec, "an id", rank, ("127.0.0.1:1", "127.0.0.1:2")) | variables
     log = folder / f"log{rank}"
     return start(build_python_command("-m", RANK, str(folder)), environment, log, False, None), log
 
@@ -95,32 +84,14 @@ def test_a_signal_ends_it(warm_ranks, tmp_path):
     process.send_signal(signal.SIGTERM)  # nobody gets it
 
 
-def test_it_ends_with_the_process_that_forked_it(tmp_path):
+def test_it_ends_with_the_process_that_forked_it_and_without_that_is_a_new_process(tmp_path):
     with closing(WarmSession()) as ranks:
         process, _ = start_rank(ranks.start_program, "wait", tmp_path / "run")
         wait_until((tmp_path / "run" / "waits0").exists)
-    assert process.wait(LIMIT_S) == -signal.SIGKILL
-    wait_until(lambda: not find_running([process.pid]))
-
-
-def test_a_rank_after_the_process_that_forks_was_killed_is_a_new_process(tmp_path):
-    with closing(WarmSession()) as ranks:
-        assert is_forked(ranks.start_program, tmp_path / "run")
         for pid in ranks.pids:
             os.kill(pid, signal.SIGKILL)
-        assert not is_forked(ranks.start_program, tmp_path / "again")
-
-
-def test_it_is_in_the_network_of_its_run(warm_ranks, tmp_path):
-    if (problem := find_kernel_problem()) is not None:
-        pytest.skip(problem)
-    with PrivateNetwork() as network:
-        expected = os.stat(f"/proc/self/fd/{network.descriptors[-1]}").st_ino
-
-        def start(*arguments):
-            return warm_ranks.start_program(*arguments[:4], network)
-
-        assert read_answer(start, "network", tmp_path / "run") == expected
+        assert process.wait(LIMIT_S) == -signal.SIGKILL and not is_forked(ranks.start_program, tmp_path / "again")
+    wait_until(lambda: not find_running([process.pid]))
 
 
 def test_where_a_gpu_is_visible_or_a_variable_was_read_on_import_nothing_is_forked(warm_ranks, tmp_path, monkeypatch):
@@ -128,13 +99,6 @@ def test_where_a_gpu_is_visible_or_a_variable_was_read_on_import_nothing_is_fork
     assert is_forked(warm_ranks.start_program, tmp_path / "again", OMP_NUM_THREADS="3")
     monkeypatch.setattr(gpus, "count_gpus", lambda: 1)
     assert not is_forked(warm_ranks.start_program, tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["tests.testing.module_with_thread", "no_such_module"])
-def test_nothing_is_forked_after_an_import_that_failed_or_left_a_thread(name, tmp_path, monkeypatch):
-    monkeypatch.setitem(module.PRELOADED, "none", (*module.PRELOADED["none"], name))
-    with closing(WarmSession()) as ranks:
-        assert not is_forked(ranks.start_program, tmp_path / "run")
 
 
 NO_RUN = [sys.executable, "-m", "scalebench", "gpus=0"]
@@ -148,37 +112,3 @@ def test_the_program_does_what_a_new_process_does(warm_ranks, tmp_path):
             answers.append((*process.communicate(timeout=LIMIT_S), process.returncode))
             assert is_copy == (start is warm_ranks.popen)
     assert answers[0] == answers[1] == ("", "scalebench: gpus=0 should be at least 1\n", 2)
-
-
-@pytest.mark.parametrize(("command", "options"), [
-    (["sleep", "60"], {}),
-    ([sys.executable, "-S", *NO_RUN[1:]], {}),
-    (NO_RUN, {"env": {}}),
-    (NO_RUN, {"preexec_fn": os.getpid}),
-])  # fmt: skip
-def test_what_starts_in_a_way_of_its_own_is_a_new_process(command, options, warm_ranks):
-    with warm_ranks.popen(command, stderr=subprocess.DEVNULL, **options) as process:
-        assert psutil.Process(process.pid).ppid() == os.getpid()
-        process.kill()
-
-
-def check_imports_of_ranks(strategy, warm_ranks, tmp_path):
-    """Ranks find what they need already imported."""
-    words = [*EVEN_WORKLOAD, f"strategy={strategy}", "gpus=2", f"dataset.cache={tmp_path / 'data'}"]
-    spec = resolve(compose_config(words))
-    if spec.unsupported is not None:
-        pytest.skip(spec.unsupported)
-    datasets.prepare(spec.config)
-    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(spec.processes)]
-    start, ranks = warm_ranks.start_program, range(spec.processes)
-    processes = [start_rank(start, "import", tmp_path, rank, spec, addresses)[0] for rank in ranks]
-    assert [process.wait(LIMIT_S) for process in processes] == [0] * spec.processes
-    for path in tmp_path.glob("imports*.json"):
-        names = json.loads(path.read_text())
-        assert [name for name in names if not name.startswith(LATE)] == []
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("strategy", ["ddp_gloo", "tensor_parallel", "lightning_fsdp_gloo"])
-def test_ranks_find_what_they_need_already_imported(strategy, warm_ranks, tmp_path):
-    check_imports_of_ranks(strategy, warm_ranks, tmp_path)

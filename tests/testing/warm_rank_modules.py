@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from scalebench.runner.worker import end_with_parent, exit_without_cleanup
-from scalebench.testing import strategy_worker
 
 FOREVER_S = 600.0
 
@@ -53,13 +52,6 @@ def main(folder):
         end_with_parent()
         (folder / f"waits{rank}").touch()
         time.sleep(FOREVER_S)
-    elif task == "import":
-        before = set(sys.modules)
-        status = strategy_worker.main([str(folder)])
-        (folder / f"imports{rank}.json").write_text(json.dumps(sorted(set(sys.modules) - before)))
-        return status
-    elif task == "network":
-        print(os.stat("/proc/self/ns/net").st_ino)
     elif task == "raise":
         raise RuntimeError("as it should")
     return 7 if task == "fail" else 0

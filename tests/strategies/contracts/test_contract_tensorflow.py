@@ -1,9 +1,6 @@
 """The contract for each strategy of TensorFlow: a process that has imported TensorFlow forks the ranks of this file."""
 
-import pytest
-
 from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, OnPictures, contract, contract_classes, slow
-from tests.testing.test_warm_ranks import check_imports_of_ranks
 
 FIT = "strategy.options.loop=fit"
 EVEN = ("dataset.size=240", "train.global_batch=30")  # every batch divides, also the last of 180 training samples
@@ -48,8 +45,3 @@ PICTURES = [contract("bare_tensorflow", "train.optimizer=momentum", gpus=1, base
 globals().update(contract_classes(TENSORFLOW))
 globals().update(contract_classes(PICTURES, OnPictures, "OnPictures"))
 del OnPictures  # pytest would collect it
-
-
-@pytest.mark.real
-def test_ranks_find_what_they_need_already_imported(warm_ranks, tmp_path):
-    check_imports_of_ranks("mirrored", warm_ranks, tmp_path)
