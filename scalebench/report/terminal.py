@@ -24,7 +24,7 @@ from scalebench.report import document as doc
 from scalebench.report import sections, tables
 from scalebench.report.flag_text import explain_flag
 from scalebench.report.report_data import read_operations
-from scalebench.report.terminal_table import CHIP_STYLES, Part, RunTable, UncutTable, make_rich_table, render
+from scalebench.report.terminal_table import CHIP_STYLES, Part, RunTable, UncutTable, make_rich_table, make_text, render
 
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
@@ -146,8 +146,12 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:
-        yield sections.steps.describe_parts(result)
-        yield make_rich_table(sections.steps.make_run_breakdown(result))
+        yield sections.steps.describe_parts(cells)
+        yield _make_column_table(cells, sections.steps.RUN_COLUMNS)
+        if missing := sections.steps.explain_missing(result, cells, sections.steps.REASONS):
+            yield make_text(f"not measured: {missing}")
+        if (timeline := result.sync.timeline) is not None and timeline.reason:
+            yield make_text(f"no phases of synchronization: {timeline.reason}")
         yield from render(sections.operations.make_run_blocks(result))
     if case is not None:
         yield "where the lost efficiency went"

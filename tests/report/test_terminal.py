@@ -82,8 +82,7 @@ ALL_FIGURES = {
     "disk_read_bytes_per_s": 0.0,
 }  # fmt: skip
 GPU_NAMES = [f"Tesla V100-SXM2-16GB GPU-{number}b2c4f5e-0000-4000-8000-000000000000" for number in (3, 1)]
-ALL_PARTS = ("exposed", "data", "forward", "backward", "optimizer")
-STEP_FIGURES = (*ALL_PARTS, "isolated", "imbalance", "copy")
+STEP_FIGURES = ("exposed", "data", "backward", "optimizer", "isolated", "imbalance", "copy")
 HIDDEN_PROFILE = {"profile": None, "reasons": {"profile": "[b]no[/b] " * 40 + "profile"}}
 # The runs, and what each is about. The model has 153,441 parameters.
 RUNS = {
@@ -96,13 +95,11 @@ RUNS = {
     "training: at its target": training_run(),
     "usage: all": used(**ALL_FIGURES), "usage: GPUs": used({"gpus": [GPU_NAMES[0], None]}, {"gpus": GPU_NAMES[1:]}),
     "dataset: read slowly": read_slowly(30.0), "dataset: read fast": read_slowly(1e5),
-    **{f"step: no {name}": without(**{name: "not [b]here[/b]"}) for name in STEP_FIGURES},
+    "step: no figure": without(**dict.fromkeys(STEP_FIGURES, "not [b]here[/b]"), forward="no"),
     "step: neither data nor forward": without(forward="no", data="no"),
-    "step: no part": without(**dict.fromkeys(ALL_PARTS, "no")),
     "step: one device": edit(without(exposed="one device has no other to synchronize with"), scale__gpus=1),
     "step: noise": probed(optimizer_s=block_times(0.0066, 5, 0.002)),
     "step: no reasons": edit(probed(copy_s=[0.1]), sync=Sync()),
-    "step: unknown epoch": edit(probed(), sync=Sync(), workload__steps_per_epoch=None),
 }  # fmt: skip
 
 
