@@ -235,16 +235,6 @@ def bubble_share(work: Sequence[float], step_s: float | None) -> float | None:
     return 1 - sum(work) / (len(work) * step_s) if step_s else None
 
 
-def expected_bubble_share_of_unequal_stages(work: Sequence[float], micro_batches: int) -> float | None:
-    """Return the expected bubble of stages that take this long: the first micro-batch passes through all of them, and
-    the others follow at the pace of the slowest, as equal jobs in a flow shop.
-
-    Exact for GPipe if all stages have the same ratio of backward to forward; 1F1B may do better.
-    """
-    step_s = (sum(work) + (micro_batches - 1) * max(work)) / micro_batches
-    return bubble_share(work, step_s)
-
-
 def mean_over_pipelines(
     pipelines: Sequence[Pipeline], figure: Callable[[Sequence[float]], float | None]
 ) -> float | None:

@@ -65,7 +65,7 @@ class Series:
     low: Sequence[Number] = ()
     high: Sequence[Number] = ()
     tags: Tags = field(default_factory=dict)
-    style: Literal["line", "ideal", "published", "points"] = "line"
+    style: Literal["line", "ideal", "points"] = "line"
     notes: Sequence[str] = ()  # one for each point, shown beside it on demand
     point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
     repeats: Sequence[Sequence[float]] = ()

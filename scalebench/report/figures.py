@@ -174,13 +174,12 @@ def _draw_line(axes: Any, series: doc.Series, style: LineStyle) -> Any:
     if series.style == "ideal":
         (handle,) = axes.plot(series.x, ys, color=GREY, linestyle="--", linewidth=0.8, zorder=1)
         return handle
-    only_points = series.style in ("points", "published")
-    is_open = series.style == "published" or style.symbol.endswith("-open")
+    only_points, is_open = series.style == "points", style.symbol.endswith("-open")
     marker = MARKERS[style.symbol.removesuffix("-open")] if only_points or len(ys) <= MAX_MARKED_POINTS else ""
     colour = _get_colour(style)
     (handle,) = axes.plot(
         series.x, ys, color=colour, marker=marker, linestyle="none" if only_points else DASHES[style.dash],
-        markerfacecolor="white" if is_open else colour, markersize=6 if series.style == "published" else None,
+        markerfacecolor="white" if is_open else colour,
     )  # fmt: skip
     if series.fit:
         axes.plot(series.x, series.fit, color=colour, linestyle=DASHES["dot"], linewidth=0.8)

@@ -73,7 +73,6 @@ class ReportData:
     files: RunFiles = field(default_factory=lambda: RunFiles([]))  # all that was searched
     probe_folders: list[Path] = field(default_factory=list)  # of runs that measured collective operations or bandwidths
     full_paths: bool = False  # else those below the home folder begin with ~
-    attributed_runs: dict[str, AttributedRun] | None = None  # filled by the first section that needs them
 
     @cached_property
     def curves(self) -> list[scaling_curves.Curve]:
@@ -114,11 +113,27 @@ class ReportData:
         return [str(name) for name in self.pooled["run_id"]][:MAX_DETAILED_RUNS]
 
     @cached_property
-    def attributed_run_ids(self) -> list[str]:
-        """All repeats of the configurations whose lost efficiency is attributed, up to MAX_DETAILED_RUNS of these: with
-        fewer repeats the parts that compare processes would have no limits, and could be no cause."""
-        rows = [str(name) for name in self.pooled["run_id"]][:MAX_DETAILED_RUNS]
-        return [run_id for name in rows for run_id in self.configurations.list_repeats(name)]
+    def attributed_runs(self) -> dict[str, AttributedRun]:
+        """The attribution of the configurations with a baseline, up to MAX_DETAILED_RUNS, by the run_id of the pooled
+        row. All repeats count: with fewer the parts that compare processes would have no limits, and could be no cause.
+        """
+        from scalebench.analysis.attribution import attribute_configurations
+        from scalebench.analysis.attribution import lost_efficiency as losses
+        from scalebench.analysis.attribution.causes import AttributedRun
+
+        ok = self.frame[self.frame["status"] == "ok"]
+        finder = losses.ReferenceRunFinder(map(self.result, ok.loc[ok["gpus"] == 1, "run_id"]))
+        names, measured = [str(name) for name in self.pooled["run_id"]][:MAX_DETAILED_RUNS], set(ok["run_id"])
+        run_ids = [run_id for name in names for run_id in self.configurations.list_repeats(name)]
+        results = [self.result(run_id) for run_id in run_ids if run_id in measured]
+        repeats = (losses.measure_repeat(result, finder.find(result)) for result in results)
+        by_id = {repeat.result.run_id: repeat for repeat in repeats if repeat is not None}
+        rows = scaling_curves.plain_rows(self.pooled)
+        return {
+            parts.run_id: AttributedRun(parts, first.result, first.references, rows, self.configurations)
+            for parts in attribute_configurations(list(by_id.values()))
+            for first in [by_id[parts.run_id]]
+        }
 
     @property
     def home(self) -> Path:

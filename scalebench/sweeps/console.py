@@ -24,8 +24,8 @@ from scalebench.strategies.script.arguments import render_command
 from scalebench.sweeps import estimate as estimates
 
 if TYPE_CHECKING:
+    from scalebench.analysis.attribution.causes import AttributedRun
     from scalebench.analysis.load import Survey
-    from scalebench.report.sections.attribution import AttributionRecords
     from scalebench.runner.jobs import QueueState
     from scalebench.sweeps.cohort import CohortProgress
     from scalebench.sweeps.plan import SweepRun
@@ -213,7 +213,7 @@ class Console:
         """Print the details of the run with this number in the table of `print_table`; of several repeats, those of the
         first. Raise InputError where there is none."""
         from scalebench.analysis.load import survey
-        from scalebench.report.sections.attribution import make_attribution_records
+        from scalebench.report.sections.attribution import make_attributor
         from scalebench.report.terminal_table import RunTable
 
         runs = survey(paths)
@@ -225,19 +225,19 @@ class Console:
         result = read_result(folder / RESULT_FILE)
         if result.status != "ok":
             self.print_outcome(result, folder)
-        self.print_details(folder, make_attribution_records(runs.frame))
+        self.print_details(folder, make_attributor(runs.frame))
         if others:
             self.print_line(f"{len(others)} more repeats: {', '.join(map(str, others))}")
 
-    def print_details(self, folder: Path, records: AttributionRecords | None = None) -> None:
-        """Print where the time of a successful run in `folder` went, and with `records` its lost efficiency.
+    def print_details(self, folder: Path, attribute: Callable[[Result], AttributedRun | None] | None = None) -> None:
+        """Print where the time of a successful run in `folder` went, and with `attribute` its lost efficiency.
 
         Raises InputError if its record cannot be read.
         """
         from scalebench.report.terminal import make_details
 
         result = read_result(folder / RESULT_FILE)
-        case = records.attribute(result) if records is not None and result.status == "ok" else None
+        case = None if attribute is None else attribute(result)
         for part in make_details(result, folder, case):
             self.print_part(part)
 

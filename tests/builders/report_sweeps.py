@@ -9,7 +9,7 @@ import msgspec
 
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.probe_record import CollectiveRecord, ProbeRecord, TransferRecord
-from scalebench.core.result import MonitorRecord, TimelineRecord, write_result
+from scalebench.core.result import TimelineRecord, write_result
 from scalebench.core.spec import HardwareSpec, TrainSpec, write_spec
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
 from tests.builders import sweeps
@@ -102,11 +102,6 @@ def published_strong():
     return runs
 
 
-def published_weak():
-    """Rows stand in the table, each with its scaling; no chart has both."""
-    return of_study("resnet50", ["kuza55_ps_cpu"])
-
-
 def published_slopes():
     return of_study("materials_cnn", ["horovod_nccl", "horovod_mpi"])
 
@@ -134,20 +129,6 @@ def attributed():
     for run in alone:
         run.spec["dataset"]["size"] = 65
     return [*weak_scaling_runs(flags=["unequal_clocks"]), *strong_scaling_runs(), *alone]
-
-
-def chosen_devices():
-    """Two strategies on two pairs of devices, and one on one of them."""
-    topology = [["X", "PIX", "PHB"], ["PIX", "X", "PHB"], ["PHB", "PHB", "X"]]
-    machine = dataclasses.replace(MACHINE, topology=topology)
-    pairs = [*itertools.product(("ddp_gloo", "horovod_gloo"), ([0, 1], [0, 2]), range(3)), ("zero1", [0, 2], 0)]
-    return [
-        sweeps.run(
-            name, 2, repeat, hardware=dataclasses.replace(simulated_config().hardware, device_ids=ids), machine=machine,
-            run_id=f"{name}-{ids}-{repeat}",
-        )
-        for name, ids, repeat in pairs
-    ]  # fmt: skip
 
 
 def other_trainings():
@@ -204,15 +185,6 @@ def machines():
     return [*runs, sweeps.failed_run(machine=other)]
 
 
-def one_machine():
-    return [sweeps.run("ddp_gloo", gpus, machine=WITH_GPUS) for gpus in (1, 2)]
-
-
-def software():
-    newer = dataclasses.replace(WITH_GPUS, versions={"torch": "2.10"})
-    return [sweeps.run("ddp_gloo", gpus, machine=each) for gpus, each in enumerate((WITH_GPUS, newer), 1)]
-
-
 def on_dataset(dataset, step_s, repeat=0, gpus=2, read_rate=None):
     """Make a run on that data set, whose steps take so long."""
     made = sweeps.run("ddp_gloo", gpus, repeat)
@@ -225,19 +197,12 @@ def on_dataset(dataset, step_s, repeat=0, gpus=2, read_rate=None):
 
 
 def real_input():
-    """Real samples that cost something, beside others and on other devices, and data sets that were read slowly."""
+    """Real samples that cost something, and once what may be noise, and data sets that were read slowly."""
     runs = [on_dataset(*each, repeat) for repeat in range(3)
             for each in (("imagenet_jpeg", 0.125), ("imagenet_synthetic", 0.1), ("cifar10", 0.125))]  # fmt: skip
+    runs += [on_dataset(name, step_s, 0, 4) for name, step_s in (("imagenet_jpeg", 0.125), ("imagenet_synthetic", 0.1))]
     runs += [on_dataset("mine:slow", 0.1, read_rate=30.0), on_dataset("mine:slow", 0.05, 0, 4, 30.0)]
     return [*runs, on_dataset("mine:quick", 0.1, read_rate=1e9), on_dataset("mine:arrays", 0.1)]
-
-
-def real_input_that_costs_nothing():
-    return [on_dataset(name, 0.1, repeat) for repeat in range(3) for name in ("imagenet_jpeg", "imagenet_synthetic")]
-
-
-def real_input_once():
-    return [on_dataset("imagenet_jpeg", 0.125), on_dataset("imagenet_synthetic", 0.1)]
 
 
 def without_probes():
@@ -256,23 +221,6 @@ def phases_of_sync():
     timed = sweeps.run("horovod_gloo", 2)
     timed.sync.timeline = TimelineRecord("timeline.json", None, 5, 0.001, None, 0.0, 0.002)
     return [timed, sweeps.run("ddp_gloo", 2)]
-
-
-def busy_run(gpus, share, seconds, strategy):
-    """A run whose steps take `seconds`."""
-    monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
-    result = sweeps.run(strategy, gpus, noise=0.001, monitor=monitor)
-    mean = sum(result.ranks[0].block_s) / len(result.ranks[0].block_s)
-    for member in result.ranks:
-        member.block_s = [block * 2 * seconds / mean for block in member.block_s]
-    return result
-
-
-def busy_devices():
-    """Twice the samples in twice the time or more are a warning, and more by less than what starts may differ by."""
-    seen = {"as_fast": (0.9, 0.02), "slower": (0.9, 0.025), "hardly_faster": (0.9, 0.0195), "faster": (0.9, 0.0185),
-            "twice": (0.9, 0.01), "as_busy": (0.34, 0.02), "less_busy": (0.2, 0.02), "idle": (None, 0.02)}  # fmt: skip
-    return [busy_run(*each, name) for name, (share, s) in seen.items() for each in ((1, 0.3, 0.01), (2, share, s))]
 
 
 def unfinished():
@@ -357,24 +305,17 @@ SWEEPS = {
     groups: ("answer", "evidence", "scaling", "step", "training"),
     named_baseline: ("scaling", "strategies"),
     published_strong: ("published",),
-    published_weak: ("published",),
     published_slopes: ("published",),
     failures: ("answer", "problems"),
     flags: ("problems",),
     lone_run: ("answer", "evidence", "strategies"),
     attributed: ("attribution",),
-    chosen_devices: ("strategies",),
     other_trainings: ("training",),
     operations_of_strategies: ("machines",),
     machines: ("machines",),
-    one_machine: ("machines",),
-    software: ("machines",),
     real_input: ("step",),
-    real_input_that_costs_nothing: ("step",),
-    real_input_once: ("step",),
     without_probes: ("step",),
     phases_of_sync: ("step",),
-    busy_devices: ("usage",),
     unfinished: ("unfinished",),
     monitored: ("usage",),
     more_than_fits: ("answer", "evidence", "strategies", "attribution", "step", "training", "machines", "problems"),
@@ -383,7 +324,6 @@ SWEEPS = {
 OPTIONS = {
     named_baseline: {"baseline": "ddp_gloo-2-0"},
     published_strong: {"references": ["keras_multi_gpu"]},
-    published_weak: {"references": ["keras_multi_gpu"]},
     published_slopes: {"references": ["thesis"]},
 }
 LOG = "".join(f"line {n}\n" for n in range(100)) + SCRIPT

@@ -38,8 +38,8 @@ def make_chart(*series, kind="lines", x=None, y=None):
 
 CHARTS = {
     "band": make_chart(Series("a", [1, 2, 4], [1.0, 1.9, 3.5], [0.9, 1.8, 3.4], [1.1, 2.0, 3.6], DDP)),
-    "ideal and published": line_chart(),
-    "points": make_chart(*(Series(style, [1, 2], [1, 2], style=style) for style in ("ideal", "published", "points"))),
+    "ideal": line_chart(),
+    "points": make_chart(*(Series(style, [1, 2], [1, 2], style=style) for style in ("ideal", "points"))),
     # A gap parts the band; a lone point gets bars.
     "gap": make_chart(Series("a", [1, 2, 3, 4, 5, 6], [1.0, 1.9, None, 3.5, 4.0, 7.1], *GAPS)),
     "two stretches": make_chart(

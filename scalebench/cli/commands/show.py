@@ -1,4 +1,4 @@
-"""`scalebench show [DIR...]`: print the table of finished runs, where their time goes, and published figures.
+"""`scalebench show [DIR...]`: print the table of finished runs, and where their time goes.
 
 Files that cannot be read are named on stderr and left out: a sweep that still runs, or was killed, has some. The exit
 status is 2 only where none can be read.
@@ -9,11 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from scalebench.analysis import published
-from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, read_names, read_row
-from scalebench.report.sections.attribution import make_attribution_records
-from scalebench.report.sections.published import make_terminal_tables
-from scalebench.report.terminal_table import render
+from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, read_row
+from scalebench.report.sections.attribution import make_attributor
 from scalebench.sweeps.console import Console
 
 
@@ -25,14 +22,9 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--details", action="store_true", help="where the time of every run went")
     parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
-    parser.add_argument(
-        "--reference", metavar="NAME,...", type=read_names, default=[], help="published studies to show below"
-    )
 
 
 def main(options: argparse.Namespace) -> int:
-    names = options.reference
-    published.load_published(names)  # An unknown name is refused before anything is printed.
     console = Console(are_runs=False)
     folders = folders_or_newest(options.DIR)
     if options.run is not None:
@@ -43,10 +35,8 @@ def main(options: argparse.Namespace) -> int:
         more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
         console.print_error(f"no result in {unfinished[0]}{more}: still running, or ended before it could write one")
     run_folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
-    records = make_attribution_records(survey.frame)
-    for folder in run_folders if options.details or len(run_folders) == 1 else []:
-        console.print_details(folder, records)
-    for table in make_terminal_tables(survey.frame, names) if names else []:
-        for part in render([table, table.caption]):
-            console.print_part(part)
+    if options.details or len(run_folders) == 1:
+        attribute = make_attributor(survey.frame)
+        for folder in run_folders:
+            console.print_details(folder, attribute)
     return 0

@@ -174,7 +174,7 @@ def round_number(number: float | str | None) -> float | str | None:
 
 
 def _make_line_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure) -> Figure:
-    only_points = series.style in ("published", "points")
+    only_points = series.style == "points"
     marked = only_points or (series.style == "line" and len(series.x) <= MAX_MARKED_POINTS)
     trace = {
         **_make_points(chart, series),
@@ -185,9 +185,7 @@ def _make_line_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, met
     if not only_points:
         trace["line"] = {"dash": style.dash if series.style != "ideal" else "dash", "width": 2 if marked else 1.5}
     if marked:
-        is_open = series.style == "published" and not style.symbol.endswith("-open")
-        trace["marker"] = {"symbol": style.symbol + ("-open" if is_open else ""),
-                           "size": 10 if series.style == "published" else 7}  # fmt: skip
+        trace["marker"] = {"symbol": style.symbol, "size": 7}
     # Points that no band shows, because no neighbour has limits or they are not a line, have bars.
     banded = {k for stretch in _find_stretches(chart, series) if len(stretch) > 1 for k in stretch}
     return trace | _make_error_bars(

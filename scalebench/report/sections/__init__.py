@@ -33,8 +33,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Part]]] = {
     "answer": ("Answer", {"Answer": answer.list_verdicts}),
     "evidence": ("How sure, and how to repeat it", {"How sure, and how to repeat it": answer.list_evidence}),
     "scaling": ("Scaling", {"Scaling": scaling.scaling_groups, "What more devices would give": prediction.list_blocks}),
-    "strategies": ("All configurations", {"Side by side": scaling.device_choices,
-                                          "All configurations": scaling.list_configurations}),
+    "strategies": ("All configurations", {"All configurations": scaling.list_configurations}),
     "attribution": (attribution.TITLE, {attribution.TITLE: attribution.loss_groups}),
     "step": ("Where the time of a step goes", {
         "Parts of a step, and its operations": operations.list_blocks,

@@ -9,12 +9,11 @@ from typing import Any
 from scalebench.analysis import scaling_curves, verdicts
 from scalebench.analysis.columns import estimate_of
 from scalebench.analysis.identity import collect
-from scalebench.analysis.ranking import Advice, NamedRow, Ranking, Rival, is_control, join_with_and, list_advice
+from scalebench.analysis.ranking import Advice, NamedRow, Ranking, Rival, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
-from scalebench.analysis.scaling_curves import LENGTH, Curve, format_batch, format_group_title
+from scalebench.analysis.scaling_curves import LENGTH, Curve, format_group_title
 from scalebench.analysis.varied import Contrast, find_contrasts
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict, has_other_programs
-from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate, scale_estimate
 from scalebench.core.units import format_count, format_percent, format_ratio
@@ -22,7 +21,7 @@ from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import ReportData
-from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss, find_largest_loss
+from scalebench.report.sections.attribution import describe_largest_loss, find_largest_loss
 from scalebench.report.tables import THROUGHPUT_HEAD, format_throughput, format_tokens, format_whole_percent, make_cell
 
 CAPTION = (
@@ -152,7 +151,7 @@ def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
     if advice.kind == "one device":
         return ""
     loss = _describe_loss(pair[1])
-    case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
+    case = report_data.attributed_runs.get(str(pair[1]["run_id"]))
     largest = None if case is None else find_largest_loss(case)
     if largest is not None:
         loss = f"{loss.partition(';')[0].rstrip('.')}, {describe_largest_loss(largest)}."
@@ -366,8 +365,6 @@ def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> It
         yield doc.Paragraph(f"How sure: {test}.", tags=tags)
     if doubts := list_doubts(advice):
         yield doc.Paragraph(f"Limits of these figures: {'; '.join(doubts)}.", "warning", tags)
-    if missing := _list_missing(report_data, last):
-        yield doc.Paragraph(f"Not measured on {format_count(last.gpus, 'device')}: {', '.join(missing)}.", tags=tags)
 
 
 def _describe_scaling_limit(limit: scaling_curves.ScalingLimit, name: str) -> str:
@@ -400,24 +397,6 @@ def _describe_loss(row: dict[str, Any]) -> str:
 
 def _subtract_from_1(share: Estimate) -> Estimate:
     return Estimate(1 - share.value, 1 - share.high, 1 - share.low)
-
-
-def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
-    """List what was tried in this group on as many devices without a figure: `horovod_nccl (unsupported)`.
-
-    Controls are left out, and baselines, which use one device.
-    """
-    pooled = report_data.pooled
-    tried = pooled[(pooled["status"] != "ok") & (pooled["gpus"] == last.gpus)]
-    missing: dict[str, None] = {}
-    for row in tried.to_dict("records") if len(tried) else ():
-        strategy = str(row["strategy"])
-        same = all(str(row[name]) == last.group[name] for name in ("model", "dataset", "hardware", "scaling"))
-        if not same or format_batch(row) != last.group["batch"] or is_control(strategy):
-            continue
-        if (read_strategy_config(strategy).get("max_gpus") or last.gpus) >= last.gpus:
-            missing[f"{strategy} ({row['status']})"] = None
-    return list(missing)
 
 
 def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: bool = False) -> doc.Table:

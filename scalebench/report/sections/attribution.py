@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.attribution import attribute_configurations
 from scalebench.analysis.attribution import lost_efficiency as losses
 from scalebench.analysis.attribution.causes import MIN_SHARE, AttributedRun, find_causes
 from scalebench.analysis.identity import collect
@@ -47,63 +46,19 @@ PART_MEANINGS = {
 }
 
 
-class AttributionRecords:
-    """All rows of a frame, and the records that an attribution needs, which `read` returns by their run_id."""
+def make_attributor(frame: pd.DataFrame) -> Callable[[Result], AttributedRun | None]:
+    """Return what attributes the lost efficiency of a single repeat, with the baselines among the rows of a frame; of a
+    run without one it returns None."""
+    rows = plain_rows(frame)
+    alone = [Path(row["path"]) for row in rows if row["gpus"] == 1 and row["status"] == "ok"]
+    finder = losses.ReferenceRunFinder(read_result(folder / RESULT_FILE) for folder in alone)
 
-    def __init__(self, frame: pd.DataFrame, read: Callable[[str], Result]) -> None:
-        self._read, self._rows = read, plain_rows(frame)
-
-    def make_finder(self, results: Iterable[Result]) -> losses.ReferenceRunFinder:
-        """Read all rows that may be a baseline of `results`: those that the frame names, and in strong scaling the
-        runs of the same model at the local batch."""
-        by_id = {result.run_id: result for result in results}
-        named: set[str] = set()
-        local: set[tuple[str, float]] = set()  # models and batches
-        for row in self._rows:
-            if (result := by_id.get(str(row["run_id"]))) is not None:
-                named |= {row["baseline_bare_id"], row["baseline_self_id"]}
-                if result.scale.scaling == "strong":
-                    local.add((row["model"], losses.samples_per_device(result)))
-        rows = [row for row in self._rows if row["gpus"] == 1 and row["status"] == "ok"]
-        return losses.ReferenceRunFinder(
-            self._read(str(row["run_id"])) for row in rows
-            if row["run_id"] in named or (row["model"], row["global_batch"]) in local
-        )  # fmt: skip
-
-    def attribute(self, result: Result) -> AttributedRun | None:
-        """Attribute the lost efficiency of a single repeat; None if it has no baseline."""
-        references = self.make_finder([result]).find(result)
+    def attribute(result: Result) -> AttributedRun | None:
+        references = finder.find(result)
         parts = losses.attribute_run(result, references)
-        return None if parts is None else AttributedRun(parts, result, references, self._rows)
+        return None if parts is None else AttributedRun(parts, result, references, rows)
 
-
-def make_attribution_records(frame: pd.DataFrame) -> AttributionRecords:
-    """Make them for a frame whose records are in the folders that its rows name."""
-    paths = dict(zip(frame["run_id"], map(Path, frame["path"]), strict=True))
-    return AttributionRecords(frame, lambda run_id: read_result(paths[run_id] / RESULT_FILE))
-
-
-def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
-    """Attribute configurations over all their repeats, with baselines among all rows; by run_id of the pooled row. Done
-    once.
-
-    Runs without a baseline are left out.
-    """
-    if report_data.attributed_runs is not None:
-        return report_data.attributed_runs
-    ok = set(report_data.frame.loc[report_data.frame["status"] == "ok", "run_id"])
-    results = [report_data.result(run_id) for run_id in report_data.attributed_run_ids if run_id in ok]
-    columns = "run_id status gpus model global_batch baseline_bare_id baseline_self_id".split()
-    finder = AttributionRecords(report_data.frame[columns], report_data.result).make_finder(results)
-    rows, configurations = plain_rows(report_data.pooled), report_data.configurations
-    measured = [losses.measure_repeat(result, finder.find(result)) for result in results]
-    by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}
-    report_data.attributed_runs = {
-        parts.run_id: AttributedRun(parts, first.result, first.references, rows, configurations)
-        for parts in attribute_configurations(list(by_id.values()))
-        for first in [by_id[parts.run_id]]
-    }
-    return report_data.attributed_runs
+    return attribute
 
 
 def make_run_table(parts: losses.Attribution) -> doc.Table:
@@ -124,7 +79,7 @@ def make_run_table(parts: losses.Attribution) -> doc.Table:
 def _draw_losses(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
     """Yield chart and table of the lost parts, and what is known of them. The chart can be seen at a glance, since the
     page has it below the answer: of many bars those of the most devices of the strategies that lose least."""
-    bars = list(_list_bars(group.curves, attribute_runs(report_data)))
+    bars = list(_list_bars(group.curves, report_data.attributed_runs))
     best, most = bars, {id(curve): gpus for curve, gpus, _ in bars}
     if len(bars) > MAX_BARS and len(most) > 1:
         largest = [bar for bar in bars if most[id(bar[0])] == bar[1]]
@@ -138,7 +93,7 @@ def _draw_losses(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc
 loss_groups = spec.Groups(
     "attribution",
     [_draw_losses],
-    shows=lambda curve, report_data: any(_list_bars([curve], attribute_runs(report_data))),
+    shows=lambda curve, report_data: any(_list_bars([curve], report_data.attributed_runs)),
     notes=list_left_out_configurations,
 )
 

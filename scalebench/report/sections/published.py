@@ -1,15 +1,13 @@
 """Figures of published studies beside those measured here.
 
-They are only shown side by side: no interval, slope or ranking uses a published figure. The terminal shows the table of
-each study.
+They are only shown side by side: no interval, slope or ranking uses a published figure.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalebench.analysis import published
 from scalebench.analysis.identity import group_by
@@ -18,9 +16,6 @@ from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, p
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
 from scalebench.report.report_data import ReportData
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 INTRODUCTION = "Published figures are shown beside measured ones; nothing in this report is computed from them."
 SHARE_QUANTITIES = ("share", "efficiency", "of_tf_cnn", "bandwidth", "cores")  # parts of the names of shares
@@ -43,46 +38,13 @@ def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
         return
     yield doc.Paragraph(INTRODUCTION)
     measured = plain_rows(report_data.pooled[report_data.pooled["status"] == "ok"])
-    groups, notes = doc.group_curves("published", report_data.curves)
     for name, rows in group_by(plain_rows(report_data.published), lambda row: str(row["study"])).items():
         study = published.load_study(name)
         machines = "; ".join(f"{name}: {text}" for name, text in study.machines.items())
         yield doc.Paragraph(doc.join_sentences(study.title, f"source: {study.source}", machines, *study.notes))
         yield _compare_rows(study, rows, measured)
-        yield from notes
-        yield from (chart for group in groups for chart in _draw_efficiencies(study, rows, group))
         yield _compare_slopes(study, rows, report_data.curves)
-        yield make_study_table(study, rows)
-
-
-def _draw_efficiencies(study: Study, rows: Sequence[doc.Cells], group: doc.CurveGroup) -> Iterator[doc.Chart]:
-    """Draw the published points of a group's strategies in the chart of their curves, only for the same scaling: a
-    curve of weak scaling says nothing about one of strong."""
-    matching = [
-        row for row in rows
-        if all(row[name] == group.shared[name] for name in ("model", "scaling"))
-        and row["gpus"] and row["efficiency"] is not None
-    ]  # fmt: skip
-    strategies = {row["strategy"] for row in matching}
-    curves = [curve for curve in group.curves if curve.tags["strategy"] in strategies]
-    lines = doc.make_lines(curves, f"efficiency_{study.against}")
-    if not lines:
-        return
-    measured = [row for row in matching if row["strategy"] in {curve.tags["strategy"] for curve in curves}]
-    points = group_by(measured, lambda row: (*(row[name] for name in ("table", "strategy", "hardware")),
-                                             _format_batch(row), row["settings"]))  # fmt: skip
-    for (_, strategy, hardware, batch, settings), unordered in points.items():
-        of_key = sorted(unordered, key=lambda row: row["gpus"])
-        name = ", ".join(filter(None, (f"{strategy} published", hardware, batch and f"batch {batch}", settings)))
-        x, y = [float(row["gpus"]) for row in of_key], [row["efficiency"] for row in of_key]
-        tags, notes = {"model": of_key[0]["model"], "strategy": strategy}, [row["source"] for row in of_key]
-        lines.append(doc.Series(name, x, y, tags=tags, style="published", notes=notes))
-    yield from spec.draw_lines(
-        replace(group, curves=curves), study.name, f"{study.title}: efficiency", lines,
-        doc.Axis("efficiency", percent=True), f"{group.shared['scaling']} scaling here and there",
-        f"efficiency here is against {study.against}, there as published",
-        "open marks are published, on other hardware", _cite(study), ideals={"ideal": (1.0, 0.0)},
-    )  # fmt: skip
+        yield _make_study_table(study, rows)
 
 
 def _compare_rows(study: Study, rows: Sequence[doc.Cells], measured: Sequence[doc.Cells]) -> doc.Table:
@@ -131,35 +93,14 @@ def _compare_slopes(study: Study, rows: Sequence[doc.Cells], curves: Sequence[Cu
     return spec.make_table(_make_id(study, "slopes"), title, table_rows, words, _cite(study))
 
 
-def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[doc.Table]:
-    """Make a table for each study, without networks that `frame` does not have, unless it has none of the study's.
-
-    Raises InputError for an unknown study.
-    """
-    models = {str(model) for model in frame["model"].dropna()}
-    all_rows = plain_rows(published.load_published(names))
-    study_tables = []
-    for name in dict.fromkeys(names):
-        rows = [row for row in all_rows if row["study"] == name]
-        matching = [row for row in rows if row["model"] is None or row["model"] in models]
-        if not any(row["model"] in models for row in matching):
-            matching = rows
-        table = make_study_table(published.load_study(name), matching, with_source=False)
-        count = len(rows) - len(matching)
-        caption = table.caption + (f" Left out are {count} rows of other networks." if count else "")
-        study_tables.append(replace(table, caption=caption))
-    return study_tables
-
-
-def make_study_table(study: Study, rows: Sequence[doc.Cells], with_source: bool = True) -> doc.Table:
-    """Make the table of everything that these rows hold, without empty columns; `with_source` adds where in the study a
-    row stands, for which only the page has room."""
+def _make_study_table(study: Study, rows: Sequence[doc.Cells]) -> doc.Table:
+    """Make the table of everything that these rows hold, without empty columns."""
     table_rows = [
         (_get_tags(row), {
             "table": row["table"].replace("_", " "), **{name: row[name] for name in LABELS},
             "batch": _format_batch(row),
             **{HEADS.get(name, name): _make_figure_cell(row, name) for name in (*FIGURES, "value")},
-            "remarks": _make_remark(row), **({"where": row["source"]} if with_source else {}),
+            "remarks": _make_remark(row), "where": row["source"],
         })
         for row in rows
     ]  # fmt: skip

@@ -1,5 +1,5 @@
-"""How configurations scale: throughput and efficiency over devices, slopes and node boundaries; choices of devices; the
-table of all configurations."""
+"""How configurations scale: throughput and efficiency over devices, slopes and node boundaries; the table of all
+configurations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from scalebench.analysis.identity import CURVE_COLUMNS, curve_key, name_curves
 from scalebench.analysis.scaling_curves import Curve, find_node_boundaries, find_scaling_limit, fit_slope, plain_rows
-from scalebench.analysis.verdicts import decide_ratio
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
 from scalebench.report.repeat_commands import make_baseline_commands
@@ -144,45 +142,6 @@ scaling_groups = spec.Groups(
     [_draw_throughput, _draw_efficiencies, _list_slopes, _list_node_boundaries],
     shows=lambda curve, report_data: max(curve.gpus) > 1,
 )
-
-
-def _compare_device_choices(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Table]:
-    """Compare rows that differ in nothing but their devices: throughput on each choice, and its ratio to the first."""
-    position = CURVE_COLUMNS.index("device_ids")
-    by_row: dict[tuple[int, tuple[Any, ...]], dict[str, doc.CurveRow]] = {}
-    for curve, row in group.list_rows():
-        if row["device_ids"]:
-            key = curve_key(row)
-            rest = (*key[:position], None, *key[position + 1 :])
-            by_row.setdefault((row["gpus"], rest), {}).setdefault(row["device_ids"], (curve, row))
-    by_row = {key: rows for key, rows in by_row.items() if len(rows) > 1}
-    names = name_curves([rest for _, rest in by_row])
-    runs = {ids: str(row["run_id"]) for rows in reversed(by_row.values()) for ids, (_, row) in rows.items()}
-    heads = {ids: _name_devices(ids, runs[ids], report_data) for rows in by_row.values() for ids in rows}
-    estimate_ratio, table_rows = report_data.configurations.estimate_ratio, []
-    for (gpus, rest), rows in by_row.items():
-        values: dict[str, Any] = {"strategy": names[rest], doc.DEVICES: gpus}
-        values |= {f"{head}, samples/s": tables.make_cell(rows[ids][1], doc.THROUGHPUT) if ids in rows else None
-                   for ids, head in heads.items()}  # fmt: skip
-        base, *others = heads
-        for ids in others:
-            is_in_both = ids in rows and base in rows
-            ratio = decide_ratio(rows[ids][1], rows[base][1], estimate_ratio) if is_in_both else None
-            values[f"{heads[ids]} / {heads[base]}"] = ratio
-        table_rows.append((next(iter(rows.values()))[0].tags, values))
-    about = "each choice of devices (hardware.device_ids) with its connections"
-    caption = doc.join_sentences(about, "ratios: throughput over that of the first choice, with 95 % intervals")
-    yield spec.make_table(group.make_id("pairs"), "Choices of devices", table_rows, caption=caption)
-
-
-def _name_devices(ids: str, run_id: str, report_data: ReportData) -> str:
-    """Return `0,1 (PIX)`, with the kinds of connection between these devices if the record of a run has them."""
-    numbers = [int(number) for number in ids.split() if number.isdecimal()]
-    links = report_data.result(run_id).machine.list_links(numbers) if run_id in report_data.detailed_run_ids else []
-    return ",".join(map(str, numbers)) + (f" ({', '.join(links)})" if links else "")
-
-
-device_choices = spec.Groups("side-by-side", [_compare_device_choices])
 
 
 def list_configurations(report_data: ReportData) -> Iterator[doc.Block]:

@@ -79,12 +79,5 @@ def describe_bubble(result: Result) -> str:
     if stages is not None and micro_batches is not None:
         expected = units.format_percent(cells["bubble_share_expected"])
         batches = f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}"
-        text = f"{expected} is expected of {batches} through {stages} equal stage{'' if stages == 1 else 's'}"
-        unequal = step_breakdown.mean_over_pipelines(
-            step_breakdown.group_stages(result),
-            lambda work: step_breakdown.expected_bubble_share_of_unequal_stages(work, micro_batches),
-        )
-        parts.append(
-            text + (f", {units.format_percent(unequal)} of stages as unequal as these" if unequal is not None else "")
-        )
+        parts.append(f"{expected} is expected of {batches} through {stages} equal stage{'' if stages == 1 else 's'}")
     return "; ".join(parts)
