@@ -176,15 +176,20 @@ def _follow_to_end(
     raise KeyboardInterrupt
 
 
+def refuse_running(runs: Sequence[SweepRun]) -> None:
+    """Raise InputError where the job of an earlier command still runs in one of these folders."""
+    for run in runs:
+        if (submission := read_submission(run.folder)) is not None and find_running([run.spec], run.folder):
+            raise InputError(
+                f"job {submission.job_id} of {run.folder} still runs; resume=true waits for it, or choose another folder"
+            )
+
+
 def _clear_folder(run: SweepRun, resume: bool) -> None:
-    """Remove what an earlier try of a run has left. Raise InputError where its job still runs, or another program."""
+    """Remove what an earlier try of a run has left. Raise InputError where another program runs there."""
     of_ended_job = (run.folder / JOB_FILE).exists()
     if resume:
         clear_run_folder(run.folder, of_ended_job)  # of a run that was not successful
-    elif (submission := read_submission(run.folder)) is not None and find_running([run.spec], run.folder):
-        raise InputError(
-            f"job {submission.job_id} of {run.folder} still runs; resume=true waits for it, or choose another folder"
-        )
     if run.folder.exists():  # by a program that is not a job
         FolderLock(run.folder, of_ended_job).release()
 

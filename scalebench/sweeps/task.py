@@ -83,6 +83,7 @@ class SweepSession:
         if run.earlier is None:
             if not self._is_resumed:
                 folder_lock.refuse_folder_with_result(folder)
+                cluster_runs.refuse_running(cluster_runs.select_submitted([run]))
             refuse_foreign_folder(folder)
             prepare_datasets([spec], self.console)
             if (folder / RESULT_FILE).exists():  # of a run that was not successful
@@ -127,6 +128,8 @@ class SweepSession:
             self.show_plan(planned, jobs, sweep_dir, several=True)
             return []
         plan.check_folders(planned, self._is_resumed)
+        if not self._is_resumed:
+            cluster_runs.refuse_running(submitted)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.console)
         sweep = self.begin_sweep(planned, sweep_dir)
         self.folder = sweep_dir
