@@ -155,16 +155,17 @@ class WarmRanks:
         log: Path,
         in_foreground: bool,
         network: PrivateNetwork | None = None,
+        folder: Path | None = None,
     ) -> subprocess.Popen[bytes] | WarmProcess:
         """Start a rank as local.start_program does: forked, or where that is not possible as a new process."""
-        if not in_foreground:
+        if not in_foreground and folder is None:
             namespaces = [] if network is None else network.descriptors
             with contextlib.suppress(NotForked), open(log, "wb") as file, open(os.devnull, "rb") as nothing:
                 forker = self._find_forker(command, variables)
                 streams = [nothing.fileno(), file.fileno(), file.fileno()]
                 at = command.index("-m")
                 return forker.fork(command[at + 1 :], variables, [*streams, *namespaces], "-P" in command[:at])
-        return start_program(command, variables, log, in_foreground, network)
+        return start_program(command, variables, log, in_foreground, network, folder)
 
     def _find_forker(self, command: list[str], variables: dict[str, str]) -> Forker:
         """Return the one that imports what this rank needs. Raise NotForked where a copy differs from a new process."""

@@ -283,11 +283,9 @@ def exchange(strategy, action, values):
     """Return the results of an operation by rank, or by replica under tf.distribute, for what each sends."""
     if hasattr(action, "message"):  # of torch.distributed
         return exchange_tensors(action, values)
-    if hasattr(action, "put"):
-        action.put(values)
-        action()
-        strategy.synchronize()
-        return action.results()
+    if hasattr(action, "send"):  # of Horovod
+        rank = strategy.library.rank()
+        return {rank: action.send(strategy.to_tensor(values(rank))).numpy()}
     replicas = []
 
     def of_replica(context):

@@ -133,14 +133,14 @@ class HorovodCollective:
         send = in_place or getattr(library, operation)  # TensorFlow's broadcast_ is for variables alone
         options = {"root_rank": ROOT} if name == "broadcast" else {}
         options |= {"op": library.Sum} if name in ("all_reduce", "reduce_scatter") else {}
-        self._send = partial(send, name=f"scalebench.{name}.{size_bytes}", **options)
+        self.send = partial(send, name=f"scalebench.{name}.{size_bytes}", **options)
         self._strategy = strategy
         parts = library.size() if name == "all_gather" else 1
         # Filled, so that it has memory of its own: all pages that were never written map to one zero page.
         zeros = np.full(max(size_bytes // FLOAT_BYTES // parts, 1), 0, np.float32)
         with strategy.on_device():
-            self._sent = strategy.to_tensor(zeros)
+            self.sent = strategy.to_tensor(zeros)
 
     def __call__(self) -> None:
         with self._strategy.on_device():
-            self._send(self._sent)
+            self.send(self.sent)
