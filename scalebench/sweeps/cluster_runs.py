@@ -181,7 +181,8 @@ def refuse_running(runs: Sequence[SweepRun]) -> None:
     for run in runs:
         if (submission := read_submission(run.folder)) is not None and find_running([run.spec], run.folder):
             raise InputError(
-                f"job {submission.job_id} of {run.folder} still runs; resume=true waits for it, or choose another folder"
+                f"job {submission.job_id} of {run.folder} still runs; "
+                "resume=true waits for it, or choose another folder"
             )
 
 
