@@ -21,7 +21,7 @@ from typing import Any
 
 from scalebench.core.errors import InputError, PluginError, describe_exception
 
-KINDS = ("strategies", "models", "datasets", "configs")
+KINDS = ("models", "datasets", "configs")
 BUILT_IN = "scalebench"
 PLUGINS_VARIABLE = "SCALEBENCH_PLUGINS"
 

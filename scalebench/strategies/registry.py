@@ -17,7 +17,7 @@ from scalebench.core.plugins import BUILT_IN, PLUGINS_VARIABLE, PluginEntry
 from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies.base import Strategy
 
-CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # by kind of entry point
+CONFIG_GROUPS = {"models": "model", "datasets": "dataset"}  # by kind of entry point
 
 # How to install the packages that a strategy's YAML `requires`.
 INSTALL_HINTS: dict[str, str] = {
@@ -34,32 +34,30 @@ INSTALL_HINTS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """A registered name: its distribution, its import path, and the reason why it cannot be used."""
+    """A registered name: its distribution, and the reason why it cannot be used."""
 
     name: str
     origin: str
-    target: str | None = None  # "module:Class" or "module:function" of an entry point; None: the `adapter` of the YAML
     problem: str | None = None  # of a plugin: runs that need this name fail with this message
 
 
 @functools.lru_cache(maxsize=1)
 def strategy_entries() -> dict[str, RegistryEntry]:
-    """Return all strategies by name: those of our YAML files and of plugins, which name the class in the YAML too, or
-    by an entry point `scalebench.strategies`."""
-    entries = plugin_entries("strategies")
+    """Return all strategies by name, those of our YAML files and of plugins, which name the class as `adapter`."""
+    entries = {}
     for file_name, path in config_files.list_options("strategy").items():
         origin = config_files.file_origin("strategy", file_name) or BUILT_IN
         name = config_files.read_name(path) or file_name
-        if name in entries or (name != file_name and name in built_in_strategies()):  # one of ours with other options
+        if name != file_name and name in built_in_strategies():  # one of ours with other options
             continue
-        problem = None
+        problem = config_files.find_conflict("strategy", file_name)
         try:
             if origin != BUILT_IN and not config_files.read_composed("strategy", path).get("adapter"):
                 fault = "which names no class: add adapter: MODULE:CLASS"
                 problem = f"strategy '{name}': {origin} brings strategy/{path.name}, {fault}"
         except PluginError as error:
             problem = str(error)
-        entries[name] = RegistryEntry(name, origin, problem=problem)
+        entries[name] = RegistryEntry(name, origin, problem)
     return entries
 
 
@@ -92,7 +90,7 @@ def _plugin_entry(kind: str, name: str, same_name: list[PluginEntry]) -> Registr
             f"{group} '{name}': {first.origin} registers it and brings no {group}/{name}.yaml: it needs that file, "
             f"in a package that its entry point {config_files.GROUP} names"
         )
-    return RegistryEntry(name, origins[0], first.target, problem)
+    return RegistryEntry(name, origins[0], problem)
 
 
 def describe_unmade(group: str, name: str) -> str | None:
@@ -120,7 +118,7 @@ def load_strategy(name: str, adapter: str | None = None) -> type[Strategy]:
     entry = find_strategy(name)
     if entry.problem is not None:
         raise PluginError(entry.problem)
-    target = entry.target or adapter or str(config_files.read_strategy_config(name)["adapter"])
+    target = adapter or str(config_files.read_strategy_config(name)["adapter"])
     label = f"strategy '{name}' of {entry.origin}"
     loaded = plugins.load_object(target, label)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
@@ -146,8 +144,11 @@ def refuse_broken_plugins(config: Config) -> None:
         "dataset": config.dataset.name,
         "hardware": config.hardware.name,
     }
-    for kind, group in CONFIG_GROUPS.items():
-        entry = (strategy_entries() if kind == "strategies" else plugin_entries(kind)).get(names[group])
+    for entries, group in (
+        (strategy_entries(), "strategy"),
+        *((plugin_entries(kind), group) for kind, group in CONFIG_GROUPS.items()),
+    ):
+        entry = entries.get(names[group])
         if entry is not None and entry.problem is not None:
             raise PluginError(entry.problem)
     for conflict in filter(None, itertools.starmap(config_files.find_conflict, names.items())):

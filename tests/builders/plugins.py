@@ -27,7 +27,7 @@ OPTIONS = config_files.strategy_option_defaults("simulated")
 def strategy_yaml(name, **keys):
     """Return strategy/<name>.yaml for a class like that of CODE, with further keys of StrategySpec. (JSON is YAML.)"""
     defaults = {"name": name, "description": "a plugin's own", "framework": "none", "baseline": name}
-    defaults |= {"options": OPTIONS}
+    defaults |= {"adapter": "my_plugin.code:Mine", "options": OPTIONS}
     return json.dumps({**defaults, **keys}, indent=1)
 
 
@@ -51,8 +51,7 @@ class Distributions:
     def add(self, dist="my-plugin", files=None, points=None, version="1.0"):
         """The folder on sys.path and PYTHONPATH that holds one more distribution.
 
-        `files`: path below that folder -> its text. `points`: kind (strategies, models, datasets, configs) -> name ->
-        target.
+        `files`: path below that folder -> its text. `points`: kind (models, datasets, configs) -> name -> target.
         """
         root = self.site / dist
         info = root / f"{dist.replace('-', '_')}-{version}.dist-info"
@@ -72,18 +71,16 @@ class Distributions:
         return root
 
     def strategy(self, name="mine", dist="my-plugin", code=CODE, yaml="", target="{package}.code:Mine", **keys):
-        """A distribution whose package (my_plugin) has code.py, conf/strategy/<name>.yaml and the entry points of both.
+        """A distribution whose package (my_plugin) has code.py and conf/strategy/<name>.yaml.
 
-        `yaml`: its text; empty: that of CODE's class, with `keys` of a StrategySpec; None: there is none, and no entry
-        point of configs. `target` may name {package}; None: only the YAML can name the class.
+        `yaml`: its text; empty: that of CODE's class, with `keys` of a StrategySpec. `target` is its adapter, and may
+        name {package}; None: it has none.
         """
         package = dist.replace("-", "_")
+        text = yaml or strategy_yaml(name, adapter=target and target.format(package=package), **keys)
         files = {f"{package}/__init__.py": "", f"{package}/code.py": code}
-        points = {} if target is None else {"strategies": {name: target.format(package=package)}}
-        if yaml is not None:
-            files |= {f"{package}/conf/strategy/{name}.yaml": yaml or strategy_yaml(name, **keys)}
-            points |= {"configs": {package: f"{package}.conf"}}
-        return self.add(dist, files, points)
+        files[f"{package}/conf/strategy/{name}.yaml"] = text
+        return self.add(dist, files, {"configs": {package: f"{package}.conf"}})
 
     def forget_modules(self):
         """Out of sys.modules with what was imported from them: the next test has others of the same names."""

@@ -174,17 +174,18 @@ class WarmRanks:
         if kind not in PRELOADED:
             raise NotForked(f"unknown framework '{kind}'")
         adapter = (strategy.get("adapter") or "").partition(":")[0]
+        own = [adapter] if adapter.startswith("scalebench.") else []  # what a plugin's code does, its rank alone does
         check_forks(variables, self._environment)
         with self.lock:
             for number in range(min(2, int(variables["WORLD_SIZE"]))):  # both import at the same time
-                self.load(kind, number, variables, adapter)
+                self.load(kind, number, variables, *own)
             return self.zygotes[kind, int(variables["RANK"]) % 2]
 
     def load(self, kind: str, number: int, variables: Mapping[str, str], *modules: str) -> Forker:
         """Return a zygote that imports what this kind needs; it starts with these variables, if it is not there yet."""
         if (kind, number) not in self.zygotes:
             self.zygotes[kind, number] = Forker.start(variables)
-        self.zygotes[kind, number].load([*PRELOADED[kind], *filter(None, modules)])
+        self.zygotes[kind, number].load([*PRELOADED[kind], *modules])
         return self.zygotes[kind, number]
 
     def close(self) -> None:

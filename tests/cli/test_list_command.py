@@ -17,7 +17,7 @@ from scalebench.core import config_files, plugins
 from scalebench.core.config_files import LIST_KINDS
 from scalebench.core.machine import machine
 from scalebench.strategies import registry
-from tests.builders.plugins import CODE, strategy_yaml
+from tests.builders.plugins import CODE
 from tests.builders.plugins import dists as dists
 
 
@@ -88,18 +88,17 @@ def test_an_entry_has_its_options_with_defaults_and_remarks(capsys):
 def test_broken_plugins_have_their_line_and_hide_no_other(dists, capsys):
     dists.strategy("sound", "sound-plugin", code="raise SystemExit")  # which nobody imports here
     dists.strategy("unreadable", "u-plugin", yaml="a: [")
-    dists.strategy("lonely", "l-plugin", yaml=None)
-    dists.strategy("ddp", "d-plugin", yaml=strategy_yaml("ddp"))
+    dists.add("l-plugin", points={"models": {"lonely": "l:build"}})
+    dists.strategy("ddp", "d-plugin")
     lines, entries = read_list(capsys, "strategies")
     assert lines.index("from sound-plugin") == next(i for i, line in enumerate(lines) if line.startswith("  sound")) - 1
     assert entries["sound"].startswith("yes") and entries["bare_torch"].startswith("yes")
     notes = dict(line.split(": ", 1) for line in lines if line.startswith("no ("))
-    reasons = {name: notes[entries[name][: len("no (1)")]] for name in ("ddp", "lonely", "unreadable")}
-    assert "strategy 'ddp' is registered by both scalebench and d-plugin; " in reasons["ddp"]
-    assert "strategy 'lonely': l-plugin registers it and brings no strategy/lonely.yaml" in reasons["lonely"]
+    reasons = {name: notes[entries[name][: len("no (1)")]] for name in ("ddp", "unreadable")}
+    assert "strategy/ddp.yaml comes from both scalebench and d-plugin; " in reasons["ddp"]
     assert "unreadable.yaml cannot be read: " in reasons["unreadable"]
-    assert main(["list", "strategies", "lonely"]) == 2
-    assert "brings no strategy/lonely.yaml" in capsys.readouterr().err
+    assert main(["list", "models", "lonely"]) == 2
+    assert "brings no model/lonely.yaml" in capsys.readouterr().err
     dists.strategy("listed", "s-plugin", yaml="- 1")
     faults = [plugins_command.find_fault(point) for point in plugins_command.list_allowed_points()]
     for part in ("unreadable.yaml cannot be read: ", "it should have keys with values"):

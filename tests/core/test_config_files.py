@@ -130,7 +130,6 @@ def test_only_runs_of_a_broken_file_are_refused_until_it_is_repaired(dists):
         assert "mine.yaml" in explain_error(caught.value, overrides)
         assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
         assert "mine" in registry.strategy_entries()
-    assert registry.find_strategy("mine").problem is None
     file.write_text(strategy_yaml("mine"))
     clear_plugin_caches()
     assert resolve(compose_config(overrides)).config.strategy.description == "a plugin's own"
@@ -145,7 +144,6 @@ def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists):
         plugins.PluginEntry("models", "z", "b:z", "b-dist", "3.1"),
     )
     assert [entry.name for entry in plugins.plugin_entries("datasets")] == ["d"]
-    assert plugins.plugin_entries("strategies") == ()
     assert plugins.installed_plugins()["b-dist"] == "3.1"
     assert not {"a", "b"} & sys.modules.keys()
 

@@ -258,7 +258,6 @@ def test_keys_of_a_strategy_that_the_page_tells_of():
 MADE = {
     "the import fails": {"code": "1 / 0\n"},
     "the YAML names no class": {"target": None},
-    "there is no YAML": {"yaml": None},
     "a name is taken by a built-in": {"name": "ddp"},
 }
 

@@ -19,7 +19,7 @@ def test_a_plugin_is_found_and_loaded(dists):
     assert sorted(entries) == registry.built_in_strategies()
     assert {entry.origin for entry in entries.values()} == {"scalebench"}
     dists.strategy()
-    assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my-plugin", "my_plugin.code:Mine")
+    assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my-plugin")
     loaded = registry.load_strategy("mine")
     assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
 
@@ -49,23 +49,16 @@ def refusal(**changes):
 BOTH = "{} is registered by both {} and {}; uninstall one of them or set SCALEBENCH_PLUGINS"
 
 
-@pytest.mark.parametrize("name", ["ddp", "hybrid"])
-def test_a_built_in_name_cannot_be_registered_again(dists, name):
-    dists.strategy(name, yaml=None)
+def test_a_name_of_two_packages_is_refused(dists):
+    dists.strategy("ddp")
     dists.strategy("sound", "sound-plugin")
-    line = BOTH.format(f"strategy '{name}'", "scalebench", "my-plugin")
-    assert refusal(strategy=name) == line
+    line = "strategy/ddp.yaml comes from both scalebench and my-plugin; uninstall one of them or set SCALEBENCH_PLUGINS"
+    assert refusal(strategy="ddp") == line
     assert refusal(strategy="sound") is None and refusal() is None
     with pytest.raises(PluginError) as caught:
-        registry.load_strategy(name)
+        registry.load_strategy("ddp")
     assert str(caught.value) == line
     assert registry.load_strategy("sound").__name__ == "Mine"
-
-
-def test_a_name_of_two_plugins_is_refused(dists):
-    dists.strategy(dist="second-plugin")
-    dists.strategy(dist="first-plugin", yaml=None)
-    assert refusal(strategy="mine") == BOTH.format("strategy 'mine'", "first-plugin", "second-plugin")
 
 
 @pytest.mark.parametrize(("part", "kind"), [("model", "models"), ("dataset", "datasets")])
@@ -75,7 +68,7 @@ def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
     points = {kind: dict.fromkeys(("fine", "twice", "bare", ours), "p:f"), "configs": {"p": "p.conf"}}
     dists.add("first-plugin", {**files, "p/__init__.py": "raise SystemExit\n"}, points)
     dists.add("second-plugin", points={kind: {"twice": "q:f"}})
-    assert registry.plugin_entries(kind)["fine"] == registry.RegistryEntry("fine", "first-plugin", "p:f")
+    assert registry.plugin_entries(kind)["fine"] == registry.RegistryEntry("fine", "first-plugin")
     assert refusal(**{part: "fine"}) is None
     assert refusal(**{part: "twice"}) == BOTH.format(f"{part} 'twice'", "first-plugin", "second-plugin")
     assert refusal(**{part: ours}) == BOTH.format(f"{part} '{ours}'", "scalebench", "first-plugin")
@@ -84,8 +77,11 @@ def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
     assert explain_unknown_choice(part, "bare", []).startswith(line)
 
 
-def test_a_yaml_without_a_registered_strategy(dists):
-    tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": strategy_yaml("lost")}
+def test_a_yaml_without_a_class_and_one_of_ours_with_other_options(dists):
+    tuned = {
+        "my/conf/strategy/tuned.yaml": "name: ddp\n",
+        "my/conf/strategy/lost.yaml": strategy_yaml("lost", adapter=None),
+    }
     dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
     line = "strategy 'lost': my-plugin brings strategy/lost.yaml, which names no class: add adapter: MODULE:CLASS"
     assert registry.find_strategy("lost").problem == refusal(strategy="lost") == line
@@ -116,7 +112,7 @@ def test_the_baseline_of_a_plugins_strategy(dists):
     ("{package}.code:Half",
      ": my_plugin.code:Half lacks what each strategy has: backend_used, broadcast, evaluate, setup, step, sync"),
 ])  # fmt: skip
-def test_entry_points_that_are_no_strategies(dists, target, line):
+def test_adapters_that_are_no_strategies(dists, target, line):
     more = (
         "class Stranger: ...\nname = 'x'\nfrom scalebench.strategies.base import Strategy\nclass Half(Strategy): ...\n"
     )
@@ -126,13 +122,10 @@ def test_entry_points_that_are_no_strategies(dists, target, line):
     assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
 
 
-def test_the_yaml_alone_names_the_class_also_that_of_a_strategy_from_which_it_inherits(dists):
-    texts = {"mine": strategy_yaml("mine", adapter="my.code:Mine"), "soft": "defaults: [ddp]\nname: soft\n"}
-    files = {f"my/conf/strategy/{name}.yaml": text for name, text in texts.items()}
-    dists.add("my-plugin", {"my/__init__.py": "", "my/code.py": CODE, **files}, {"configs": {"my": "my.conf"}})
-    assert registry.load_strategy("mine").__module__ == "my.code"
+def test_the_class_may_be_that_of_a_strategy_from_which_a_yaml_inherits(dists):
+    dists.strategy("soft", yaml="defaults: [ddp]\nname: soft\n")
     assert registry.load_strategy("soft") is registry.load_strategy("ddp")
-    assert {registry.find_strategy(name).origin for name in texts} == {"my-plugin"}
+    assert registry.find_strategy("soft").origin == "my-plugin"
 
 
 def test_options_may_be_left_out():

@@ -46,14 +46,13 @@ def main(options: argparse.Namespace) -> int:
 
 
 def list_allowed_points() -> list[PluginEntry]:
-    """List the entry points that SCALEBENCH_PLUGINS allows, and the classes that only YAML files name, by distribution,
+    """List the entry points that SCALEBENCH_PLUGINS allows, and the strategies of their YAML files, by distribution,
     each in the order of KIND_TEXTS."""
-    points = [point for kind in KIND_TEXTS for point in plugins.plugin_entries(kind)]
+    points = [point for kind in plugins.KINDS for point in plugins.plugin_entries(kind)]
     versions = {point.origin: point.version for point in points if point.kind == "configs"}
-    registered = {point.name for point in points if point.kind == "strategies"}
     for name, path in config_files.list_options("strategy").items():
         origin = config_files.file_origin("strategy", name)
-        if origin not in versions or name in registered:
+        if origin not in versions:
             continue
         with contextlib.suppress(PluginError):  # which its YAML files say
             if (adapter := config_files.read_composed("strategy", path).get("adapter")) is not None:
@@ -70,10 +69,8 @@ def find_fault(point: PluginEntry) -> str | None:
                 return f"the package '{point.target}' is not there: its YAML files are left out"
             return next(_list_yaml_faults(folder), None)
         if point.kind == "strategies":
-            fault = config_files.find_conflict("strategy", point.name)
-            if fault is None:
-                registry.load_strategy(point.name)
-            return fault
+            registry.load_strategy(point.name)
+            return None
         label = f"{registry.CONFIG_GROUPS[point.kind]} '{point.name}' of {point.origin}"
         fault = registry.plugin_entries(point.kind)[point.name].problem
         if fault is None and not callable(plugins.load_object(point.target, label)):
