@@ -183,6 +183,8 @@ def identify_backend(types: dict[str, str], lines: list[Line], on_gpus: bool) ->
     if any(sign in event for event in events for sign in NCCL_EVENTS):
         return "nccl"
     executed = {types[name] for name in types if any(is_event_of(event, name) for event in events)}
+    if types and not executed:  # though they were: the profiler of a busy machine loses what it began too late to see
+        raise NotMeasured("TensorFlow's profiler recorded none of the operations that sum gradients")
     if not executed & set(COLLECTIVES):
         return "copy" if executed else None
     if on_gpus and not any(line.device == "cuda" for line in lines):
