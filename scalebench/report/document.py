@@ -21,7 +21,6 @@ from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 
 MAX_CURVES = 24  # of a chart; more are not distinguishable
-MAX_CURVE_GROUPS = 12  # of a section
 MAX_ROWS = 200  # of a table
 MAX_ID_LENGTH = 60
 MAX_LABELLED_BARS = 24  # of a chart; the values of more do not fit above them
@@ -231,25 +230,17 @@ def make_id(*words: str) -> str:
 
 def group_curves(
     section: str, curves: Iterable[Curve], is_shown: Callable[[Curve], bool] = lambda curve: True
-) -> tuple[list[CurveGroup], list[Paragraph]]:
-    """Group the curves of a section that may be drawn together.
-
-    Returns the groups with a curve for which `is_shown` is true, at most the MAX_CURVE_GROUPS with the most rows and of
-    each the MAX_CURVES best curves, and a paragraph if groups were left out.
-    """
-    workloads = group_by_workload(curves)
-    candidates = [group for group in workloads if any(map(is_shown, group[1]))]
-    by_size = sorted(range(len(candidates)), key=lambda i: -sum(len(curve.rows) for curve in candidates[i][1]))
-    groups = []
-    for number, i in enumerate(sorted(by_size[:MAX_CURVE_GROUPS]), 1):
-        shared, members = candidates[i]
-        group = CurveGroup(section, number, shared, *select_best_curves(members))
-        if len(workloads) > 1:
-            group.paragraphs.insert(0, Paragraph(format_group_title(shared), "label", group.tags))
-        groups.append(group)
-    text = f"{len(candidates)} combinations of model, data set, hardware, scaling and batch were measured. The"
-    note = Paragraph(f"{text} {len(groups)} with the most rows are shown; results.csv has all.")
-    return groups, [note] if len(groups) < len(candidates) else []
+) -> list[CurveGroup]:
+    """Group the curves of a section that may be drawn together, and return the groups with a curve for which `is_shown`
+    is true, each with its MAX_CURVES best curves."""
+    workloads, groups = group_by_workload(curves), list[CurveGroup]()
+    for shared, members in workloads:
+        if any(map(is_shown, members)):
+            group = CurveGroup(section, len(groups) + 1, shared, *select_best_curves(members))
+            if len(workloads) > 1:
+                group.paragraphs.insert(0, Paragraph(format_group_title(shared), "label", group.tags))
+            groups.append(group)
+    return groups
 
 
 def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:

@@ -144,13 +144,10 @@ class Groups:
     def __call__(self, report_data: ReportData) -> Iterator[doc.Block]:
         curves = [replace(curve, rows=[row for row in curve.rows if self.keep(row)])
                   for curve in self.prepare(report_data.curves)]  # fmt: skip
-        groups, notes = doc.group_curves(
-            self.section, curves, lambda curve: bool(curve.rows) and self.shows(curve, report_data)
-        )
-        notes += self.notes(report_data)
-        for group in groups:
+        notes = self.notes(report_data)
+        for group in doc.group_curves(self.section, curves, lambda c: bool(c.rows) and self.shows(c, report_data)):
             selection = replace(group, curves=[curve for curve in group.curves if curve.rows])
             content = [block for part in self.parts for block in part(selection, report_data) if doc.has_content(block)]
             if content:
                 yield from [*notes, *group.paragraphs, *content]
-                notes = []
+                notes = ()

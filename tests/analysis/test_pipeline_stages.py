@@ -3,11 +3,10 @@
 import pytest
 
 from scalebench.analysis import step_breakdown
-from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import stages as section
 from tests.builders.parallelism_runs import STEP_S, chain, stage, staged_run
 from tests.builders.runs import rank, record
-from tests.report.section_blocks import build_blocks, get_block, select_blocks
+from tests.report.section_blocks import build_blocks
 
 
 def cells_of(*chains, step_s=STEP_S):
@@ -55,12 +54,7 @@ def test_state_bytes_are_those_of_the_fullest_device(states, largest):
     assert step_breakdown.stage_cells(result, STEP_S)["state_bytes"] == largest
 
 
-def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path, monkeypatch):
-    monkeypatch.setattr(section, "MAX_STAGED_RUNS", 1)
-    results = [staged_run(chain(0.006, 0.003), run_id="a"), staged_run(chain(0.006, 0.003, 0.003), run_id="b")]
-    made = build_blocks(section.list_stages, tmp_path / "many", results)
-    assert len(get_block(made, Table).rows) == 2
-    assert select_blocks(made, Paragraph)[-1].text == "1 of 2 runs whose model was cut into stages are shown."
+def test_there_is_no_section_without_stages(tmp_path):
     for name, result in {"a": record(), "b": staged_run(chain(0.006, 0.003), status="failed")}.items():
         assert build_blocks(section.list_stages, tmp_path / name, [result]) == []
 

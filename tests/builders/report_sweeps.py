@@ -332,11 +332,11 @@ FILES = {failures: {"0/rank0.log": LOG, "3/rank0.log": "\n \n"},
 WRITERS = {unfinished: write_sweeps, monitored: write_series, more_than_fits: write_unfinished_runs}
 LIMITS = {
     monitored: {f"sections.usage.{name}": n for name, n in
-                {"MAX_MONITORED_RUNS": 3, "MAX_MONITOR_POINTS": 20, "MAX_PROCESSES": 2}.items()},
+                {"MAX_MONITORED_RUNS": 3, "MAX_MONITOR_POINTS": 20}.items()},
     more_than_fits: {
         "document.MAX_CURVES": 1, "document.MAX_ROWS": 3, "report_data.MAX_DETAILED_RUNS": 16,
-        "sections.answer.MAX_ANSWERS": 1, "sections.answer.MAX_CONTRASTED": 1, "sections.attribution.MAX_BARS": 2,
-        "sections.machines.MAX_MACHINES": 3, "sections.operations.MAX_OPERATIONS": 1,
-        "sections.operations.MAX_PROFILED_RUNS": 3, "sections.problems.MAX_LOGS": 2,
+        "sections.answer.MAX_CONTRASTED": 1, "sections.attribution.MAX_BARS": 2,
+        "sections.operations.MAX_OPERATIONS": 1, "sections.operations.MAX_PROFILED_RUNS": 3,
+        "sections.problems.MAX_LOGS": 2,
     },
 }  # fmt: skip

@@ -28,7 +28,6 @@ CAPTION = (
     "Efficiency is against one device: of the bare baseline, which has no strategy around it, or where there is none, "
     "of the strategy itself. Figures behind a tied strategy: how many times as fast the fastest is."
 )
-MAX_ANSWERS = 20  # groups with an answer of their own; the others are a row of a table
 MAX_TERMINAL_ANSWERS = 5
 MAX_CONTRASTS, MAX_CONTRASTED = 3, 4  # keys that were varied, and values of one against the first
 MAX_OTHER_PROGRAMS = 3
@@ -46,7 +45,7 @@ def list_verdicts(report_data: ReportData) -> Iterator[doc.Block]:
     contrasts = find_contrasts(report_data.curves)[:MAX_CONTRASTS]
     yield from (doc.Paragraph(describe_contrast(contrast, estimate_ratio), "answer") for contrast in contrasts)
     yield from (_make_contrast_chart(contrast, estimate_ratio) for contrast in contrasts)
-    for advice in report_data.advice[:MAX_ANSWERS]:
+    for advice in report_data.advice:
         title = format_group_title(advice.group) if len(report_data.advice) > 1 else ""
         text, loss = write_headline(advice, estimate_ratio), _describe_main_loss(report_data, advice)
         tags = doc.get_tags(_get_main_row(advice)[1])
@@ -60,7 +59,7 @@ def list_evidence(report_data: ReportData) -> Iterator[doc.Block]:
     curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
     all_advice = report_data.advice
     texts = describe_advice(all_advice, report_data.configurations.estimate_ratio)
-    for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], texts, strict=False)):
+    for number, (advice, text) in enumerate(zip(all_advice, texts, strict=True)):
         last = advice.rankings[-1]
         yield doc.Paragraph(text, "answer", doc.get_tags(_get_main_row(advice)[1]))
         yield from _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
@@ -68,9 +67,6 @@ def list_evidence(report_data: ReportData) -> Iterator[doc.Block]:
             title = f": {format_group_title(advice.group)}" if len(all_advice) > 1 else ""
             yield _make_table(f"answer-{number}", title, advice.rankings)
         yield from _make_repeat_lines(report_data, advice, number < MAX_RECIPES)
-    others = [advice.rankings[-1] for advice in all_advice[MAX_ANSWERS:]]
-    title = f": {len(others)} more, each at its largest number of devices"
-    yield _make_table("answer-others", title, others, with_group=True)
 
 
 def _get_main_row(advice: Advice) -> NamedRow:
@@ -399,13 +395,12 @@ def _subtract_from_1(share: Estimate) -> Estimate:
     return Estimate(1 - share.value, 1 - share.high, 1 - share.low)
 
 
-def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: bool = False) -> doc.Table:
-    """Make the table of the fastest strategies; `with_group` adds a column with the group of each row."""
+def _make_table(name: str, title: str, rankings: Sequence[Ranking]) -> doc.Table:
+    """Make the table of the fastest strategies."""
     rows = []
     for ranking in rankings:
         kind = _get_baseline_kind(ranking.row)
         rows.append((doc.get_tags(ranking.row), {
-            **({"of": format_group_title(ranking.group)} if with_group else {}),
             "devices": ranking.gpus, "fastest": ranking.best, THROUGHPUT_HEAD: make_cell(ranking.row, doc.THROUGHPUT),
             "efficiency": make_cell(ranking.row, f"efficiency_{kind}"), "against": kind,
             "how sure": doc.Cell(CERTAINTY[ranking.certainty], ranking.certainty),

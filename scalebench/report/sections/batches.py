@@ -113,7 +113,6 @@ def _describe_saturation(curve: Curve, point: SaturatingBatch, model: str = "") 
 def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:
     """Compare N devices with one device at N times the batch."""
     pairs = batches.compare_devices_with_batch(report_data.curves, report_data.configurations.estimate_ratio)
-    groups, notes = doc.group_curves(CHOICES, batches.make_batch_curves(report_data.curves))
     # The winner at the largest device count of each strategy counts, against the same strategy if possible.
     largest: dict[tuple[str, ...], DevicesOrBatch] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.many_devices["gpus"], -pair.many_devices["global_batch"])):
@@ -121,10 +120,9 @@ def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:
     for key, pair in largest.items():
         if pair.same_strategy or (*key[:-1], "True") not in largest:
             yield doc.Paragraph(_describe_choice(pair), "answer", doc.get_tags(pair.many_devices))
-    if pairs:
-        yield from notes
     run_ids = {row["run_id"] for pair in pairs for row in (pair.many_devices, pair.one_device)}
-    for group in groups:  # throughput over the samples of a step, of the curves that appear in a pair
+    for group in doc.group_curves(CHOICES, batches.make_batch_curves(report_data.curves)):
+        # Throughput over the samples of a step, of the curves that appear in a pair.
         curves = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
         lines = doc.make_lines(curves, doc.THROUGHPUT, "global_batch")
         about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"

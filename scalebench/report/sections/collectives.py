@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GIGA = 1e9
-MAX_GROUPS = 16  # operations by framework, hardware and devices, each with two charts and a table
-MAX_MATRICES = 12
 LIMITS = (
     f"Intervals: 95 %, from {MIN_REPEATS_FOR_LIMITS} repeats on over these; that of a single run is over its blocks "
     "and says nothing about its next start."
@@ -33,12 +31,9 @@ RATE_CAPTION = "Bytes that a link carries per second, for any number of ranks. M
 def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
     """Yield what runs measured of collective operations and bandwidths."""
     operations, transfers = report_data.operations
-    groups = collectives.group_operations(operations) if len(operations) else []
-    for number, group in enumerate(groups[:MAX_GROUPS]):
+    for number, group in enumerate(collectives.group_operations(operations) if len(operations) else ()):
         yield from _draw_operation(number, *group)
         yield _make_collective_table(number, *group)
-    if groups:
-        yield from doc.note_left_out(MAX_GROUPS, len(groups), "operations are shown; report --csv has all")
     if len(transfers):
         yield from _make_matrices(transfers)
         yield make_bandwidth_table(transfers)
@@ -69,12 +64,12 @@ def _mean_bandwidths(rows: pd.DataFrame) -> dict[int, float]:
     return dict(zip(map(int, means.index), map(float, means), strict=True))
 
 
-def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
+def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table]:
     """Yield a table for each run and way between devices, with a row for each source and a column for each target:
     bandwidth, or latency."""
     one_way = frame[frame["kind"].str.endswith(("_one_way", collectives.LATENCY_KIND))]
-    groups, lines = list(one_way.groupby(["run_id", "kind"], sort=False)), collectives.name_lines(frame)
-    for number, ((_, kind), rows) in enumerate(groups[:MAX_MATRICES]):
+    lines = collectives.name_lines(frame)
+    for number, ((_, kind), rows) in enumerate(one_way.groupby(["run_id", "kind"], sort=False)):
         first, is_latency = rows.iloc[0], str(kind).endswith(collectives.LATENCY_KIND)
         column, factor, unit = ("time_s", 1e6, "us") if is_latency else ("bytes_per_s", 1 / GIGA, "GB/s")
         figures = {(row["source"], row["target"]): factor * row[column] for _, row in rows.iterrows()}
@@ -88,7 +83,6 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
         title = f"{kind} ({unit}): {lines[first.name]} on {first['gpus']} devices"
         caption = f"Transfers of {units.format_binary_bytes(int(first['size_bytes']))}, one at a time."
         yield spec.make_table(f"bandwidth-matrix-{number}", title, table_rows, caption=caption)
-    yield from doc.note_left_out(MAX_MATRICES, len(groups), "matrices are shown; report --csv has all")
 
 
 def make_collective_tables(frame: pd.DataFrame) -> list[doc.Table]:

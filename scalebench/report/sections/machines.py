@@ -11,7 +11,6 @@ from scalebench.report import document as doc
 from scalebench.report import machine_text, spec
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 
-MAX_MACHINES = 12
 MAX_RUN_NAMES = 4  # listed for one value
 NamedResult = tuple[str, Result]
 
@@ -30,10 +29,9 @@ def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
         facts = machine_text.list_hardware_facts(machine), machine_text.make_link_matrix(machine)
         return (machine.hostname, *map(str, facts))
 
-    machines = list(group_by((run for members in by_hardware.values() for run in members), describe_machine).values())
-    for number, members in enumerate(machines[:MAX_MACHINES]):
+    machines = group_by((run for members in by_hardware.values() for run in members), describe_machine).values()
+    for number, members in enumerate(machines):
         yield from _make_machine_tables(number, members)
-    yield from doc.note_left_out(MAX_MACHINES, len(machines), "machines are shown")
     if rows:
         yield from list_left_out_runs(report_data)
 

@@ -21,7 +21,6 @@ from scalebench.report.tables import THROUGHPUT_HEAD, explain_doubt, format_whol
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_TERMINAL_SENTENCES = 12
 CAPTION = (
     "State of a device: weights, gradients and optimizer's state that it keeps between steps, of the fullest device; "
     "a cell is empty where the framework cannot measure it",
@@ -48,8 +47,7 @@ def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
 
 def list_terminal_sentences(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> list[str]:
     """Return the sentences for the terminal, without full stops."""
-    texts = [text for _, text in _describe_models(select_models(pooled), estimate_ratio)]
-    return doc.limit_texts(texts, MAX_TERMINAL_SENTENCES, "memory: {} more are in the report")
+    return [text for _, text in _describe_models(select_models(pooled), estimate_ratio)]
 
 
 def make_terminal_table(pooled: pd.DataFrame) -> doc.Table | None:

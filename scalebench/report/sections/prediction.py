@@ -38,8 +38,7 @@ CHECK_CAPTION = "Each measured number of devices, predicted from the smaller one
 
 def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
     """Yield what is predicted of the strategies that were measured on two numbers of devices."""
-    groups, notes = doc.group_curves(SECTION_ID, report_data.curves, lambda curve: len(curve.rows) > 1)
-    yield from notes
+    groups = doc.group_curves(SECTION_ID, report_data.curves, lambda curve: len(curve.rows) > 1)
     predictable = [curve for group in groups for curve in group.curves if len(curve.rows) > 1][:MAX_PREDICTED]
 
     def read(row: Mapping[str, Any]) -> Result:

@@ -11,7 +11,6 @@ from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 
-MAX_STAGED_RUNS = 24
 STAGES_CAPTION = (
     "What a stage sends and how long it works are per step; its work was measured in isolation, forward and backward "
     "of all micro-batches. The last stage sends nothing on."
@@ -23,13 +22,12 @@ def list_stages(report_data: ReportData) -> Iterator[doc.Block]:
     run_ids = set(report_data.frame.loc[report_data.frame["stages"].notna(), "run_id"])
     rows = [row for row in list_detailed_runs(report_data) if row["status"] == "ok" and row["run_id"] in run_ids]
     names, table_rows, paragraphs = name_runs(rows), [], []
-    for row in rows[:MAX_STAGED_RUNS]:
+    for row in rows:
         name, result, tags = names[row["run_id"]], report_data.result(row["run_id"]), doc.get_tags(row)
         table_rows += [(tags, {"run": name, **values}) for values in _list_stage_values(result)]
         paragraphs.append(doc.Paragraph(f"{name}: {describe_bubble(result)}.", tags=tags))
     yield spec.make_table("stages", "Stages", table_rows, ["operations"], STAGES_CAPTION, ["replica"])
     yield from paragraphs
-    yield from doc.note_left_out(MAX_STAGED_RUNS, len(rows), "runs whose model was cut into stages are shown")
     if rows:
         yield from list_left_out_runs(report_data)
 

@@ -28,8 +28,6 @@ from scalebench.report.report_data import ReportData
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_TRAINING_GROUPS = 8
-MAX_SEEDS = 10  # of a line
 MAX_CURVE_POINTS = 300  # of a line
 DECADE = 10.0  # ratio of the largest to the smallest figure above which an axis is logarithmic
 SEEDS_CAPTION = (
@@ -58,7 +56,6 @@ TABLE_CAPTION = (
     "target over the run's own, seed by seed; beside it, the speedup in throughput, which does not depend on what was "
     "learned."
 )
-MAX_TERMINAL_SENTENCES = 12
 # Columns that a narrow terminal has no room for, by how their heads begin.
 WIDE_HEADS = ("devices", "batch", "global", "rule", "learning", "gap", "epochs to", "target", "reached", "samples/s")
 
@@ -76,15 +73,12 @@ def group_trainings(frame: pd.DataFrame) -> list[tuple[str, list[TrainingOutcome
 
 def list_trainings(report_data: ReportData) -> Iterator[doc.Block]:
     """Yield the outcome of trainings to a stop, with their curves."""
-    groups = group_trainings(report_data.frame)
-    for number, (label, members) in enumerate(groups[:MAX_TRAINING_GROUPS], 1):
+    for number, (label, members) in enumerate(group_trainings(report_data.frame), 1):
         names = name_trainings(members)
         yield from _describe_targets(members, names)
         yield from _draw_curves(report_data, number, label, members[: doc.MAX_CURVES], names)
         yield from doc.note_left_out(doc.MAX_CURVES, len(members), "trainings are drawn")
         yield make_table(f"training-{number}-ends", f"Results of training{label}", members)
-    what = "groups of a model, a data set and a machine are shown"
-    yield from doc.note_left_out(MAX_TRAINING_GROUPS, len(groups), what)
 
 
 def _describe_targets(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[doc.Block]:
@@ -105,7 +99,7 @@ def _draw_curves(
     report_data: ReportData, number: int, label: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]
 ) -> Iterator[doc.Chart]:
     metric = trainings[0].first_run["metric_name"] or ""
-    curves = [[report_data.result(row["run_id"]).quality.curve for row in training.by_seed[:MAX_SEEDS]]
+    curves = [[report_data.result(row["run_id"]).quality.curve for row in training.by_seed]
               for training in trainings]  # fmt: skip
     targets = sorted({training.target for training in trainings if training.target is not None})
     is_error = metric.startswith(LOWER_IS_BETTER)
@@ -234,9 +228,8 @@ def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
     """Say when trainings of several seeds reached their target, the soonest first, those that never did last."""
     trainings = [each for each in summarize_trainings(frame) if each.target is not None and each.seeds > 1]
     names = name_trainings(trainings)
-    texts = [describe_training(training, names[training.first_run["training_id"]])
-             for training in sorted(trainings, key=_time_to_target_key)]  # fmt: skip
-    return doc.limit_texts(texts, MAX_TERMINAL_SENTENCES, "{} more trainings: see the report")
+    return [describe_training(training, names[training.first_run["training_id"]])
+            for training in sorted(trainings, key=_time_to_target_key)]  # fmt: skip
 
 
 def describe_training(training: TrainingOutcome, name: str) -> str:
@@ -303,9 +296,8 @@ def list_losses(report_data: ReportData) -> Iterator[doc.Block]:
     rows = [row for row in data.list_detailed_runs(report_data)
             if row["run_id"] in firsts and row["final_loss"] is not None and row["status"] == "ok"]  # fmt: skip
     groups = group_by(rows, lambda row: f"{row['model']} on {row['dataset']}")
-    for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
+    for number, (group, members) in enumerate(groups.items()):
         yield from _make_loss_blocks(report_data, number, f": {group}" if len(groups) > 1 else "", members)
-    yield from doc.note_left_out(MAX_TRAINING_GROUPS, len(groups), "pairs of a model and a data set are shown")
     if groups:
         yield from data.list_left_out_runs(report_data)
 

@@ -38,8 +38,6 @@ MAX_FLAGGED_RUNS = 2  # so that some are left for runs without flags
 # Flags that a series explains; the first ones are about the clocks themselves.
 CLOCK_FLAGS = ("throttled", "unequal_clocks", "hot_at_start", "foreign_process", "busy_machine")
 MAX_MONITOR_POINTS = 200  # of a line
-MAX_NAMES = 5  # of runs without a series, for one reason
-MAX_PROCESSES = 16
 MAX_SERIES_BYTES = 2**28  # of a file: a day of eight GPUs is a third of it
 SAMPLES_NOTE = (
     "Before 0 is warm-up. Of many samples the lowest and highest of each stretch are drawn, so that dips stay visible."
@@ -87,7 +85,7 @@ def draw_clocks(report_data: ReportData) -> Iterator[doc.Block]:
         yield doc.Paragraph(": ".join(filter(None, [name, ", ".join(map(format_flag, flags[run_id]))])), tags=tags)
         yield from charts
     for reason, runs in without_series.items():
-        yield doc.Paragraph(f"No series of {'; '.join(doc.limit_texts(runs, MAX_NAMES, 'and {} more'))}: {reason}.")
+        yield doc.Paragraph(f"No series of {'; '.join(runs)}: {reason}.")
     yield from doc.note_left_out(count, count + len(left), "runs with a flag or the most devices are drawn")
     yield from list_left_out_runs(report_data)
 
@@ -155,9 +153,8 @@ def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, 
     draw("cores", "busy processor cores", doc.Axis("cores' worth of time"), cores, note)
     ranks = sorted(series.sources("process:"), key=lambda source: (len(source), source))
     memory = {f"rank {source.removeprefix('process:')}": select_points(source, "rss_bytes")
-              for source in ranks[:MAX_PROCESSES]}  # fmt: skip
-    note = f"{MAX_PROCESSES} of {len(ranks)} ranks. " if len(ranks) > MAX_PROCESSES else ""
-    draw("memory", "resident memory", doc.Axis("resident memory", unit="bytes"), memory, note)
+              for source in ranks}  # fmt: skip
+    draw("memory", "resident memory", doc.Axis("resident memory", unit="bytes"), memory)
     if not charts:
         raise NoSeries("its series has nothing of the measured phase")
     return charts
