@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 
 from rich.console import Console
 
-from scalebench.report.document import Chart, Table, Verdict
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import select_content
 from scalebench.report.terminal_table import RunTable
@@ -48,19 +47,6 @@ def show_table(frame, width=80, baseline_name=None, wide=False):
     for part in RunTable(frame, baseline_name).list_parts(width, wide=wide):
         console.print(part, crop=False)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
-
-
-def block_text(block):
-    """Return all text of a block."""
-    if isinstance(block, Table):
-        cells = [cell.text for row in block.rows for cell in row.cells]
-        notes = [text for _, text in block.footnotes]
-        return " ".join([block.title, block.caption, *block.columns, *cells, *notes])
-    if isinstance(block, Chart):
-        return " ".join([block.title, block.caption, *(series.name for series in block.series)])
-    if isinstance(block, Verdict):
-        return " ".join([block.text, block.reason, block.group, *block.doubts])
-    return block.text
 
 
 class Tags(HTMLParser):
