@@ -1,13 +1,12 @@
 """Lock, claim and clear the folder of a run or a sweep, which one program uses at a time, also on several hosts.
 
 The lock is the kernel's (filelock) on a file in the folder, and so ends with its holder, however that ends. Some file
-systems limit such locks to one host, or have none; for them, and for people, the file names its holder.
+systems limit such locks to one host; for them, and for people, the file names its holder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import platform
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from scalebench.core.process import is_process_alive
 from scalebench.core.spec import RunSpec, write_spec
 
 MAX_WAIT_S = 0.2  # a holder that is just releasing the lock is no other program
-UNSUPPORTED_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @dataclass
@@ -55,15 +53,10 @@ class FolderLock:
             self._lock.acquire()
         except Timeout:
             self._refuse(read_holder(folder) or "another program")
-        except OSError as error:
-            if error.errno not in UNSUPPORTED_ERRNOS:
-                raise
         try:
             holder = None if of_ended_job else read_holder(folder)
             if holder is not None and holder.hostname != platform.node():
                 self._refuse(holder, f"if it no longer runs, remove {self.path}")
-            if holder is not None and not self._lock.is_locked and holder.is_alive():
-                self._refuse(holder)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             own = LockHolder(platform.node(), os.getpid(), psutil.Process().create_time(), now)
             self.path.write_text(format_json(own), encoding="utf-8")

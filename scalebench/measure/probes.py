@@ -25,8 +25,7 @@ from scalebench.core.probe_record import ProbeRecord
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_trace_name
 from scalebench.core.spec import MeasureSpec, RunSpec
-from scalebench.measure.bandwidth import measure_bandwidth
-from scalebench.measure.collectives import ONE_DEVICE, measure_collectives
+from scalebench.measure.collectives import ONE_DEVICE, measure_bandwidth, measure_collectives
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, closable_iterator
 from scalebench.measure.timing import (
     MAX_REPEATS,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scalebench.config import horovod_build, validate
 from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
 from scalebench.core.machine import cuda_builds
 from scalebench.core.spec import DatasetSpec, HardwareSpec, SlurmSpec, StopSpec, StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import build_environment
@@ -66,11 +67,17 @@ def test_gpus_left_out_means_all_devices(machine_with):
         assert make_spec(gpus=want, hardware=hardware).fingerprint == spec.fingerprint
 
 
-def test_options_without_a_value_and_whole_floats_are_accepted():
+def test_options_without_a_value_and_whole_floats_are_accepted_and_values_beyond_their_bounds_refused():
     choices, at_least = {"micro_batches": [1, 7]}, {"micro_batches": 1}
     for allowed in (None, 1, 1.0, 7):
         options = {"micro_batches": allowed}
         check_values(StrategySpec("pipeline_gpipe", options=options, choices=choices, at_least=at_least))
+    for kinds, line in (
+        ({"choices": choices}, "^no .* '0'; known: 1, 7$"),
+        ({"at_least": at_least}, "=0 should be at"),
+    ):
+        with pytest.raises(InputError, match=line):
+            check_values(StrategySpec("pipeline_gpipe", options={"micro_batches": 0}, **kinds))
 
 
 def test_options_can_make_the_steps_of_a_strategy_exact():

@@ -1,7 +1,5 @@
 """The folder of a run: what is ours in it, and its lock; processes that end with their parent."""
 
-import errno
-import fcntl
 import json
 import os
 import platform
@@ -207,26 +205,6 @@ def test_a_holder_on_another_host_is_assumed_alive_and_a_lock_tells_more_than_a_
     left_by(tmp_path, since="the day before " * 20)  # a longer text
     with FolderLock(tmp_path):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
-
-
-def test_without_kernel_locks_the_process_is_checked(tmp_path, monkeypatch):
-    for number in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO):
-
-        def none_here(file, how, number=number):
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(fcntl, "flock", none_here)
-        if number == errno.EIO:
-            with pytest.raises(OSError, match="Input/output error"):
-                FolderLock(tmp_path)
-            break
-        left_by(tmp_path)
-        with pytest.raises(InputError, match="choose another folder"):
-            FolderLock(tmp_path)
-        left_by(tmp_path, pid_started_s=1.0)  # its number is another's by now
-        FolderLock(tmp_path).release()
-        left_by(tmp_path, pid=2**22 + 1)
-        FolderLock(tmp_path).release()
 
 
 # Starts a command that is tied to this process, prints its pid and waits.

@@ -13,7 +13,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.probe_record import COLLECTIVES, ProbeRecord
 from scalebench.core.spec import MeasureSpec, RankPlacement, write_spec
-from scalebench.measure import bandwidth, collectives, timing
+from scalebench.measure import collectives, timing
 from scalebench.measure.collectives import MESSAGE_SIZES, ONE_DEVICE, list_message_sizes, measure_collectives
 from scalebench.runner import launchers
 from scalebench.runner.worker import exit_without_cleanup, run_rank
@@ -86,15 +86,15 @@ def test_message_sizes_and_routes():
     assert list_message_sizes("all_to_all", 4) == list(MESSAGE_SIZES[1:])
     assert list_message_sizes("reduce_scatter", 3)[:4] == [12, 60, 252, 1020]
     assert list_message_sizes("scatter", 5, [4, 16, 20, 24]) == [20]
-    assert bandwidth.list_routes(1, "cpu") == [bandwidth.Route("memcpy", 0, 0)]
-    three = bandwidth.list_routes(3, "cpu")
+    assert collectives.list_routes(1, "cpu") == [collectives.Route("memcpy", 0, 0)]
+    three = collectives.list_routes(3, "cpu")
     kinds = ("one_way", "both_ways")
     ways = {kind: [(r.source, r.target) for r in three if r.kind == f"send_{kind}"] for kind in kinds}
     both = [(0, 1), (0, 2), (1, 2)]
     assert ways == {"one_way": sorted([*both, *((b, a) for a, b in both)]), "both_ways": both}
     assert [r.kind for r in three if r.source is None] == ["send_ring", "memcpy_all"]
     assert [r.source for r in three if r.kind == "memcpy"] == [0, 1, 2]
-    kinds = {route.kind for route in bandwidth.list_routes(2, "cuda")}
+    kinds = {route.kind for route in collectives.list_routes(2, "cuda")}
     patterns = ("latency", "one_way", "both_ways", "ring")
     between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in patterns}
     with_host = {"memcpy", "device_copy", "host_to_device", "device_to_host", "host_both_ways"}
@@ -170,9 +170,9 @@ def test_sizes_and_transfers_too_large_for_memory_are_left_out(memory):
     assert max(each.size_bytes for each in run(fake)[0]) == 16 * 2**20
     fake.spec = dataclasses.replace(fake.spec, device="cuda")
     assert max(each.size_bytes for each in run(fake)[0]) == LARGEST
-    memory(2 * bandwidth.TRANSFER_COPIES * bandwidth.TRANSFER_BYTES)
+    memory(2 * collectives.TRANSFER_COPIES * collectives.TRANSFER_BYTES)
     fake = FakeStrategy(lambda *what: 1e-3)
-    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
+    measured, reasons = collectives.measure_bandwidth(fake, SETTINGS, fake.clock)
     assert {each.kind for each in measured} == {"send_latency", "send_one_way", "send_both_ways", "send_ring"}
     assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"
 
@@ -189,17 +189,17 @@ def test_every_rank_follows_rank_0():
 
 def test_blocks_and_sizes_of_transfers_and_a_reason_for_each_kind_that_a_strategy_lacks():
     fake = FakeStrategy(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
-    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert reasons == {} and len(measured) == len(bandwidth.list_routes(2, "cpu"))
+    measured, reasons = collectives.measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert reasons == {} and len(measured) == len(collectives.list_routes(2, "cpu"))
     for each in measured:
         memory = each.kind.startswith("memcpy")
-        small = bandwidth.LATENCY_BYTES if each.kind == "send_latency" else bandwidth.TRANSFER_BYTES
-        assert each.size_bytes == (bandwidth.HOST_COPY_BYTES if memory else small)
+        small = collectives.LATENCY_BYTES if each.kind == "send_latency" else collectives.TRANSFER_BYTES
+        assert each.size_bytes == (collectives.HOST_COPY_BYTES if memory else small)
         once_s = each.size_bytes / (2e9 if each.kind == "memcpy_all" else 1e10)
-        assert each.repeats == min(bandwidth.MAX_TRANSFERS, max(1, round(0.05 / once_s)))
+        assert each.repeats == min(collectives.MAX_TRANSFERS, max(1, round(0.05 / once_s)))
         assert each.block_s == pytest.approx([each.repeats * once_s] * 8)
     fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
-    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
+    measured, reasons = collectives.measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("latency", "one_way", "both_ways", "ring")}
     assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
 
@@ -228,7 +228,7 @@ def test_the_slowest_rank_sets_the_repeats():
             return super().broadcast(value)
 
     fake = Waiting(lambda *what: 0.0, gpus=3)
-    measured, _ = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
+    measured, _ = collectives.measure_bandwidth(fake, SETTINGS, fake.clock)
     assert {each.repeats for each in measured} == {5}
 
 
@@ -274,7 +274,7 @@ def body(spec, strategy, record, progress):
     collectives.MAX_OPERATION_S = 600.0  # sizes here are far apart, and the machine may be busy
     found = ProbeRecord()
     found.collectives, found.reasons = measure_collectives(strategy, settings, sizes=SIZES)
-    found.bandwidth, reasons = bandwidth.measure_bandwidth(strategy, settings, sizes=TRANSFERS)
+    found.bandwidth, reasons = collectives.measure_bandwidth(strategy, settings, sizes=TRANSFERS)
     found.reasons |= reasons
     write_json(progress.folder / f"probes{record.rank}.json", found)
 

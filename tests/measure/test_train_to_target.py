@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
 from scalebench.core.result import FINAL_LOSS_STEPS, RankRecord
@@ -203,56 +201,6 @@ def test_a_loss_or_metric_that_is_not_finite_ends_the_training_and_is_named():
         check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
         with pytest.raises(Diverged, match=rf"^the loss of step 4 with {named} is nan; lower the learning rate$"):
             check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))
-
-
-STOPS = st.fixed_dictionaries(
-    {},
-    optional={
-        "epochs": st.floats(0.05, 4.0),
-        "steps": st.integers(1, 60),
-        "seconds": st.floats(0.5, 60.0),
-        "target": st.floats(0.01, 1.0),
-    },
-).filter(lambda stop: set(stop) & {"epochs", "steps", "seconds"})
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(
-    stop=STOPS, every=st.none() | st.floats(0.05, 3.0), every_s=st.none() | st.floats(0.5, 20.0),
-    samples=st.integers(4, 50), warm=st.integers(1, 20), block=st.integers(1, 12), slow=st.floats(0.1, 3.0),
-)  # fmt: skip
-def test_every_combination_of_stops_and_points(stop, every, every_s, samples, warm, block, slow):
-    """Every step counts once, no point is missed, and a second rank with another clock does the same."""
-    requested = {"stop": stop, "evaluate_epochs": every, "evaluate_s": every_s}
-    first = train(Trainer(), samples, warm, block, **requested)
-    other = train(Trainer(1, list(first.trainer.broadcasts), step_s=lambda k: slow), samples, warm, block, **requested)
-    assert other.trainer.evaluations == first.trainer.evaluations and other.trainer.steps == first.trainer.steps
-    assert other.training.stopped_by == first.training.stopped_by
-
-    training, steps, per_epoch = first.training, first.trainer.steps, source(samples).steps_per_epoch
-    assert first.points == sorted(set(first.points)) and first.points[-1] == steps and training.over
-    ends = [stop["steps"]] if "steps" in stop else []
-    ends += [max(1, round(stop["epochs"] * per_epoch))] if "epochs" in stop else []
-    assert steps <= min(ends, default=math.inf)
-    if every is not None:
-        per = max(1.0, every * per_epoch)
-        multiples = {round(m * per) for m in range(1, steps + 2) if round(m * per) <= steps}
-        assert multiples <= set(first.points)
-    if every_s is None:
-        assert every is not None or first.points == [steps]
-    assert training.curve[-1].train_s == pytest.approx(steps - 1), "all but the first"
-    assert sum(point.loss_samples for point in training.curve) == training.curve[-1].samples
-    assert set(first.blocks) <= {first.block_steps}, "only full ones"
-    reason = training.stopped_by
-    if reason in ("steps", "epochs"):
-        assert steps == min(ends)
-    elif reason == "seconds":
-        assert training.train_s >= stop["seconds"] and training.train_s - stop["seconds"] < max(1, first.block_steps)
-    else:
-        assert reason == "target" and training.curve[-1].metrics["mse"] <= stop["target"]
-    reached = [point.step for point in training.curve if point.metrics["mse"] <= stop.get("target", -1.0)]
-    assert reached in ([], [steps]), "it ends at the first point that is as good"
 
 
 def run_session(folder, stop=None, options=None, measure=None, size=640, share=0.25):

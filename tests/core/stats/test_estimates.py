@@ -47,18 +47,6 @@ def stopped_by_rule(run_s, target):
     return estimate_throughput(run_s[:blocks], samples[:blocks])
 
 
-def naive_coverage(run_s, target):
-    """Return the coverage when checking after every block, from the 16th, as if blocks were independent."""
-    count = np.arange(1, run_s.shape[1] + 1)
-    mean = np.cumsum(run_s, axis=1) / count
-    variance = np.cumsum(run_s**2, axis=1) / count - mean**2
-    half = 1.96 * np.sqrt(variance / count)
-    narrow = (half < target * mean) & (count >= 16)
-    stop = np.where(narrow.any(axis=1), narrow.argmax(axis=1), len(count) - 1)
-    rows = np.arange(len(run_s))
-    return float(np.mean(np.abs(mean - TRUE_S * SAMPLES)[rows, stop] <= half[rows, stop]))
-
-
 def test_the_interval_of_independent_blocks_has_its_coverage():
     """Also with a short block at the end of each epoch."""
     for blocks, confidence, epoch in ((31, 0.95, 200), (64, 0.95, 200), (100, 0.95, 7), (64, 0.8, 200)):
@@ -69,10 +57,9 @@ def test_the_interval_of_independent_blocks_has_its_coverage():
 
 
 @pytest.mark.parametrize("runs", [500, pytest.param(1500, marks=pytest.mark.slow)])
-def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not(runs):
+def test_the_stopping_rule_covers_correlated_and_independent_blocks(runs):
     correlated = autoregressive_s(runs, 4096, phi=0.5, seed=1)
     assert find_coverage(stopped_by_rule(run, target=0.01) for run in correlated) >= 0.90
-    assert naive_coverage(correlated, target=0.01) <= 0.75
     independent = autoregressive_s(runs, 2048, phi=0.0, seed=2)
     assert 0.92 <= find_coverage(stopped_by_rule(run, target=0.01) for run in independent) <= 0.98
 
@@ -181,17 +168,10 @@ def test_missing_limits_are_infinite_not_negative():
     ("finite numbers", lambda: estimates.as_series([1.0, math.nan, 2.0])),
     ("finite numbers", lambda: estimates.as_series([1e301])),
     ("one dimension", lambda: estimates.as_series([[1.0, 2.0, 3.0]])),
-    ("at least 3 blocks", lambda: estimates.uncorrelated_factor([1.0] * 64, min_blocks=2)),
     ("16 block times, but 15", lambda: estimate_throughput([1.0] * 16, [1] * 15)),
     ("no negative time", lambda: estimate_throughput([-1.0] + [1.0] * 15, [1] * 16)),
     ("at least one sample", lambda: estimate_throughput([1.0] * 16, [0] + [1] * 15)),
     ("no time passed", lambda: estimate_throughput([0.0] * 16, [1] * 16)),
-    ("at least 2 batches", lambda: estimate_throughput([1.0] * 16, [1] * 16, batches=1)),
-    ("between 0 and 1", lambda: estimate_throughput([1.0] * 16, [1] * 16, confidence=95)),
-    *(("between 0 and 1", lambda c=c: student_t(10, c)) for c in (0, 1, -1, math.nan)),
-    ("above 0, not nan", lambda: precise_enough([1.0] * 64, [1] * 64, math.nan)),
-    ("not negative", lambda: estimates.next_check(-1)),
-    ("by a positive number", lambda: estimates.scale_estimate(Estimate(1.0, 1.0, 1.0), -1)),
 ])  # fmt: skip
 def test_invalid_input_is_an_error(message, call):
     with pytest.raises(ValueError, match=message):
@@ -199,9 +179,7 @@ def test_invalid_input_is_an_error(message, call):
 
 
 positive = st.floats(min_value=0, max_value=1e300, exclude_min=True)
-ordinary = st.floats(min_value=1e-6, max_value=1e6)
 counts = st.integers(min_value=1, max_value=10**9)
-series = st.lists(st.tuples(ordinary, counts), min_size=16, max_size=80)
 
 
 @given(st.lists(st.tuples(positive, counts), min_size=1, max_size=130), st.integers(min_value=3, max_value=200))
@@ -215,15 +193,6 @@ def test_no_positive_finite_input_gives_nan(blocks, count):
     interval = estimate_throughput(seconds, samples)
     assert interval is None or 0 < interval.low <= interval.value <= interval.high
     assert interval is None or interval.relative_half_width() >= 0
-
-
-@given(series, ordinary, st.integers(min_value=1, max_value=1000))
-def test_units_do_not_matter(blocks, unit_s, factor):
-    seconds, samples = np.array(blocks).T
-    after = estimate_throughput(seconds * unit_s, samples * factor)
-    expected = estimates.scale_estimate(estimate_throughput(seconds, samples), factor / unit_s)
-    assert [after.value, after.low] == pytest.approx([expected.value, expected.low], rel=1e-9)
-    assert 1 / after.high == pytest.approx(1 / expected.high, rel=1e-6, abs=1e-9 / after.value)
 
 
 def test_limits_come_from_the_limits_on_the_side_that_they_move_to():

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalebench.analysis.throughput import Measurement, count_blocks
 from scalebench.core.stats import steady_state
@@ -100,23 +98,6 @@ def test_flags_of_a_result_and_blocks_that_are_still_warm_up():
     slow_first = measure([2.0] * 8 + [0.1] * 56, [0.05] * 64)
     assert slow_first.step_s == pytest.approx(0.05) and slow_first.throughput.value == pytest.approx(2 * 20 / 0.1)
     assert len(count_blocks(slow_first.result.ranks, None).seconds) == 64
-
-
-@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
-def test_a_running_median_is_that_of_each_window(values):
-    series = np.array(values)
-    last = len(values) - 1
-    reaches = [min(at, last - at, 2) for at in range(len(values))]
-    smooth = [np.median(series[at - reach : at + reach + 1]) for at, reach in enumerate(reaches)]
-    assert steady_state._running_median(series).tolist() == smooth
-
-
-@given(st.lists(st.floats(0.1, 1e3), min_size=16, max_size=80))
-def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values):
-    starts = np.arange(17) * len(values) // 16
-    means = [np.mean(part) for part in np.split(np.array(values), starts[1:-1])]
-    slope = np.polyfit((starts[:-1] + starts[1:]) / 2 / len(values), np.array(means) / np.mean(values), 1)[0]
-    assert steady_state.estimate_drift(np.array(values)).value == pytest.approx(slope, rel=1e-6, abs=1e-9)
 
 
 def test_blocks_that_resemble_their_neighbours_rarely_look_like_a_drift():
