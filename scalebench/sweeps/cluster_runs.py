@@ -27,7 +27,8 @@ from scalebench.sweeps.console import Console, describe_queue, format_repeat
 from scalebench.sweeps.estimate import estimate_s
 
 if TYPE_CHECKING:
-    from scalebench.runner.jobs import JobFollower, PlannedJob, QueueState
+    from scalebench.runner.jobs.follow import JobFollower
+    from scalebench.runner.jobs.job import PlannedJob, QueueState
     from scalebench.runner.parent import RunRequest
     from scalebench.sweeps.jobset_runs import JobSetFollower
     from scalebench.sweeps.plan import SweepRun
@@ -71,11 +72,9 @@ def adopt(submitted: Sequence[SweepRun], planned: Sequence[SweepRun], sweep_dir:
 def find_running(specs: Sequence[RunSpec], root: Path) -> dict[Path, RunKey]:
     """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission, by
     the scheduler of `specs`."""
-    from scalebench.runner.jobs import find_jobsets, find_running_jobs
+    from scalebench.runner.jobs import follow as jobs
 
-    if not specs:
-        return {}
-    return find_jobsets(root) if is_on_pods(specs[0]) else find_running_jobs(root, _slurm_of(specs))
+    return jobs.find_running_jobs(root, None if is_on_pods(specs[0]) else _slurm_of(specs)) if specs else {}
 
 
 def match_running(runs: Sequence[SweepRun], running: Mapping[Path, RunKey]) -> dict[SweepRun, Path]:
@@ -109,7 +108,8 @@ def follow(
     At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt follows when their results have been
     yielded, UserDetached where they keep running. They do when the connection to the user is lost.
     """
-    from scalebench.runner.jobs import JobFollower, PlannedJob
+    from scalebench.runner.jobs.follow import JobFollower
+    from scalebench.runner.jobs.job import PlannedJob
     from scalebench.runner.parent import RunRequest
     from scalebench.sweeps.jobset_runs import JobSetFollower
 

@@ -67,7 +67,7 @@ class Member:
         """A run that is `held` waits with its first step until it is told to warm up."""
         # A user's program counts its samples itself: until then as many for each device, or for all.
         self._samples = run.spec.global_batch or (run.spec.gpus if run.spec.config.scaling == "weak" else 1)
-        self.number, self.folder, self.bare, self._module = run.number, run.folder, run.bare, module
+        self.run, self._module = run, module
         self.spec = replace(run.spec, cohort=cohort, held=held)
         self.turns = Turns(self.spec)
         self.rates: dict[int, float] = {}  # samples/s by round
@@ -75,7 +75,7 @@ class Member:
         self.result: Result | None = None
         self.error: BaseException | None = None
         self.dropped = False  # it cannot take turns, or not beside these runs
-        self._thread = threading.Thread(target=self._run, name=f"run {self.number}")
+        self._thread = threading.Thread(target=self._supervise, name=f"run {run.number}")
         self.on_progress: Callable[[list[RankProgress]], None] = lambda ranks: None
 
     def start(self) -> None:
@@ -93,10 +93,10 @@ class Member:
         result = self.result
         return result is not None and (result.status == "oom" or GPU_TAKEN in (result.reason or ""))
 
-    def _run(self) -> None:
+    def _supervise(self) -> None:
         try:
             self.result = run_spec(
-                self.spec, self.folder, lambda ranks: self.on_progress(ranks), self._module, self.turns
+                self.spec, self.run.folder, lambda ranks: self.on_progress(ranks), self._module, self.turns
             )
         except BaseException as error:
             self.error = error
@@ -130,8 +130,8 @@ class Cohort:
         self._random = random.Random(f"{config.seed} {config.repeat}")
         self._progress, self._on_progress, self._began_s = CohortProgress(len(runs)), on_progress, time.monotonic()
 
-    def run(self) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each run that has ended, when all have.
+    def run(self) -> Iterator[tuple[RunRequest, Result]]:
+        """Yield each run that has ended with its result, when all have.
 
         Those that did not fit into the memory beside the others, or could not be stopped, are left out, and leave no
         folder. Raises KeyboardInterrupt, after the results are written, when it was cancelled.
@@ -153,9 +153,9 @@ class Cohort:
             member.join()
             if member.dropped or (len(started) > 1 and member.ran_out_of_memory()):
                 with contextlib.suppress(OSError):
-                    remove_run(member.folder)
+                    remove_run(member.run.folder)
             elif member.result is not None:
-                yield member.number, member.result
+                yield member.run, member.result
         for member in started:
             if member.error is not None:
                 raise member.error
@@ -288,7 +288,7 @@ class Cohort:
 
     def _reference(self, member: Member) -> Member:
         """Return its baseline without a wrapper, if that is in the cohort, else the first run."""
-        bare = (other for other in self.members if other.spec.fingerprint == member.bare)
+        bare = (other for other in self.members if other.spec.fingerprint == member.run.bare)
         return next(bare, self.members[0])
 
     def _ratio(self, member: Member) -> Estimate | None:

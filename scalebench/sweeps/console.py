@@ -26,7 +26,7 @@ from scalebench.sweeps import estimate as estimates
 if TYPE_CHECKING:
     from scalebench.analysis.attribution.causes import AttributedRun
     from scalebench.analysis.load import Survey
-    from scalebench.runner.jobs import QueueState
+    from scalebench.runner.jobs.job import QueueState
     from scalebench.sweeps.cohort import CohortProgress
     from scalebench.sweeps.plan import SweepRun
 

@@ -61,20 +61,18 @@ def take_turns(runs: list[RunRequest], on_result: OnResult) -> list[RunRequest]:
     """Do these runs side by side. Those that have left no result, since there was no room for them beside the others,
     take turns with each other next; return those that have to be done alone."""
     while len(runs) > 1:
-        submissions = {run.number: submit.read_submission(run.folder) for run in runs}
-        cohort, done = Cohort(runs, on_progress=lambda progress: None), set()
-        for number, result in cohort.run():
-            done.add(number)
+        submissions, done = {run: submit.read_submission(run.folder) for run in runs}, set()
+        for run, result in Cohort(runs, on_progress=lambda progress: None).run():
+            done.add(run)
             print_result(result)
-            on_result(next(run for run in runs if run.number == number), result)
-        is_stuck = not done
-        runs = [run for run in runs if run.number not in done]
+            on_result(run, result)
+        runs = [run for run in runs if run not in done]
         for run in runs:  # its files were removed, and the program that submitted the job may be started again
             run.folder.mkdir(parents=True, exist_ok=True)
             write_spec(run.spec, run.folder)
-            if (submission := submissions[run.number]) is not None:
+            if (submission := submissions[run]) is not None:
                 submit.write_submission(submission, run.folder)
-        if is_stuck:
+        if not done:
             break
     return [replace(run, spec=replace(run.spec, flags=[*run.spec.flags, "not_in_turns"])) for run in runs]
 

@@ -16,7 +16,6 @@ from scalebench.cluster.resources import sweep_geometry, time_limit_minutes
 from scalebench.cluster.submit import Submission, read_submission, write_submission
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import refuse_folder_with_result
 from scalebench.core.result import read_result, write_result
 from scalebench.core.run_folder import OUTPUT_FILES, RESULT_FILE
 from scalebench.core.spec import RunSpec, write_spec
@@ -63,10 +62,7 @@ class JobSetFollower:
     def follow(self, jobs: Sequence[PlannedJob], adopted: Sequence[RunRequest]) -> Iterator[JobResult]:
         """Make the JobSets of these jobs, and yield each of their runs with its result, and so those of `adopted`,
         whose JobSets were made before. A KeyboardInterrupt leaves a JobSet as it is."""
-        requests = [request for job in jobs for request in job.requests]
-        for request in requests:
-            refuse_folder_with_result(request.folder)
-        self._left = [*adopted, *requests]
+        self._left = [*adopted, *(request for job in jobs for request in job.requests)]
         self._settings = self._left[0].spec.config.hardware.kubernetes
         self._kubectl = Kubectl(self._settings.namespace)
         self._total, self._results = len(self._left), self._follow_all(jobs, adopted)

@@ -190,9 +190,8 @@ class SweepSession:
                 folder_lock.clear_run_folder(run.folder)  # of a run that was not successful
         place = (len(self.done) + 1, len(unit), self._count_planned())
         with self.console.show_cohort(*place, self.sweep.format_time_left) as on_progress:
-            runs = [RunRequest(number, run.spec, run.folder, run.bare) for number, run in enumerate(unit)]
-            cohort = Cohort(runs, on_progress)
-            results = [(unit[number], result) for number, result in cohort.run()]
+            runs = {RunRequest(run.number, run.spec, run.folder, run.bare): run for run in unit}
+            results = [(runs[request], result) for request, result in Cohort([*runs], on_progress).run()]
         for run, result in results:
             self._end(run, result)
         return [run for run, _ in results]
@@ -285,8 +284,9 @@ class SweepSession:
         return resolve(to_config(self._loader.load_sweep_config(self.config, list(overrides))))
 
     def _set_folders(self, runs: Sequence[SweepRun]) -> None:
+        folder = Path(str(self.config.hydra.sweep.dir)).absolute()
         for run in runs:
-            run.folder = Path(str(self.config.hydra.sweep.dir)).absolute() / str(run.number)
+            run.folder = folder / str(run.number)
 
     @staticmethod
     def max_concurrent_runs(spec: RunSpec) -> int:

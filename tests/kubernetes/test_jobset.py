@@ -25,8 +25,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.spec import HardwareSpec, KubernetesSpec
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs import PlannedJob
-from scalebench.runner.jobs.job import write_result_for
+from scalebench.runner.jobs.job import PlannedJob, write_result_for
 from scalebench.runner.launchers.agents import LOST
 from scalebench.runner.parent import RunRequest
 from scalebench.sweeps import job_main, jobset_runs

@@ -1,6 +1,5 @@
 """The worker process: its placement, its record, its end, its memory limit, and the signs that this was reached."""
 
-import contextlib
 import dataclasses
 import errno
 import gc
@@ -132,30 +131,11 @@ def test_figures_outlive_a_failure_after_them(phase, error, is_ok, folder):
     assert record.probe_failures == ({phase: "RuntimeError: CUDA out of memory. Tried to"} if is_ok else {})
 
 
-def test_a_strategy_that_cannot_be_created_fails_the_rank(folder):
-    spec = simulated_spec()
-    spec.config.strategy.adapter = "no_such_package:Mine"
-    write_spec(spec, folder)
-    assert worker.main([str(folder)]) == 1
-    record = record_in(folder)
-    assert record.status == "failed" and record.reason is not None and "no_such_package" in record.reason
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_import_is_not_gone_through_for_garbage(fails, monkeypatch):
-    enabled = []
-
-    def create(spec, rank):
-        enabled.append(gc.isenabled())
-        if fails:
-            raise InputError("broken")
-        return "strategy"
-
-    monkeypatch.setattr(worker.registry, "create_strategy", create)
+def test_an_import_is_not_gone_through_for_garbage(monkeypatch):
+    monkeypatch.setattr(worker.registry, "create_strategy", lambda spec, rank: gc.isenabled())
     try:
-        with pytest.raises(InputError) if fails else contextlib.nullcontext():
-            assert worker.import_strategy(simulated_spec(), 0) == "strategy"
-        assert enabled == [False] and gc.isenabled() and gc.get_freeze_count() > 0
+        assert worker.import_strategy(simulated_spec(), 0) is False
+        assert gc.isenabled() and gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
 
@@ -192,17 +172,6 @@ def test_a_failure_in_closing_is_a_failure_and_after_another_only_printed(folder
     assert "the group is broken" in capsys.readouterr().err
     assert run_rank(folder, lambda *parts: None) == 1
     assert record_in(folder).reason == "RuntimeError: the group is broken"
-
-
-def test_a_worker_is_pinned_to_its_cores(monkeypatch):
-    before = os.sched_getaffinity(0)
-    try:
-        worker.pin_to_cpus([min(before)])
-        assert worker.cpu_affinity() == [min(before)]
-        worker.pin_to_cpus([])
-        assert worker.cpu_affinity() == [min(before)], "without cores the affinity stays"
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def test_stacks_are_written_also_where_a_user_handles_sigusr1(tmp_path):

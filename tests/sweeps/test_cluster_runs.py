@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 import scalebench
-import scalebench.runner.jobs
 from scalebench import __main__ as program
 from scalebench.cluster.submit import Submission, write_submission
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import write_spec
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs import QueueState
-from scalebench.runner.jobs.job import write_result_for
+from scalebench.runner.jobs import follow
+from scalebench.runner.jobs.job import QueueState, write_result_for
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.console import Console
@@ -74,7 +73,7 @@ def call(capsys, monkeypatch, tmp_path):
     """The program with these words on a machine with a cluster: status, output, errors."""
     LocalCluster.jobs, LocalCluster.seen, LocalCluster.limits, LocalCluster.cancelled = [], [], [], 0
     LocalCluster.sign, LocalCluster.interrupt_after = signal.SIGINT, None
-    monkeypatch.setattr(scalebench.runner.jobs, "JobFollower", LocalCluster)
+    monkeypatch.setattr(follow, "JobFollower", LocalCluster)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "sbatch").chmod(0o755)
@@ -170,7 +169,7 @@ def test_resume_keeps_successful_runs_and_adopts_running_jobs(call, monkeypatch)
     """The first sweep's program was killed while the job of gpus=2 ran in its folder."""
     call("--multirun", "gpus=1", "hydra.sweep.dir=m/one")
     running = Path("m/killed/0").absolute()
-    monkeypatch.setattr(scalebench.runner.jobs, "find_running_jobs", lambda root, slurm: {running: (of_two, 0)})
+    monkeypatch.setattr(follow, "find_running_jobs", lambda root, slurm: {running: (of_two, 0)})
     call("--multirun", "gpus=2", "baseline=none", "hydra.sweep.dir=n")
     of_two = LocalCluster.seen[-1].spec.fingerprint
     running.mkdir(parents=True)

@@ -22,6 +22,7 @@ from scalebench.runner.turns import FolderWatch, Turns
 from scalebench.sweeps import cohort
 from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort
 from scalebench.workloads import datasets
+from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
 SETTINGS = {
@@ -38,7 +39,7 @@ def simulated(gpus=1, measure=None, **options):
 
 def run_cohort(specs, folder, on_progress=lambda progress: None):
     runs = [RunRequest(n, spec, folder / str(n)) for n, spec in enumerate(specs)]
-    return dict(Cohort(runs, on_progress).run())
+    return {run.number: result for run, result in Cohort(runs, on_progress).run()}
 
 
 def turn_number(folder):
@@ -131,8 +132,8 @@ def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path, monkeypatch):
     runs = [RunRequest(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
     monkeypatch.setattr(cohort, "Turns", lambda spec: made.append(Turns(spec)) or made[-1])
     monkeypatch.setattr(Turns, "park", lambda self: park(self) and self is not made[1])
-    results = dict(Cohort(runs, lambda progress: None).run())
-    assert {n: result.status for n, result in results.items()} == {0: "ok", 2: "ok"}
+    results = Cohort(runs, lambda progress: None).run()
+    assert {run.number: result.status for run, result in results} == {0: "ok", 2: "ok"}
     assert not (tmp_path / "1").exists()
     assert not find_run_processes(tmp_path / "1")
 
@@ -153,8 +154,11 @@ def sets_up_ahead(monkeypatch):
 
 
 @pytest.mark.usefixtures("sets_up_ahead")
-def test_runs_are_set_up_at_once_and_warm_up_one_by_one(tmp_path):
+@pytest.mark.parametrize("launcher", ["local", pytest.param("mpi", marks=[NEEDS_MPIRUN, pytest.mark.cold])])
+def test_runs_are_set_up_at_once_and_warm_up_one_by_one(launcher, tmp_path):
     specs = [simulated(1), *(simulated(gpus, setup_s=0.5) for gpus in (1, 2, 2))]
+    for spec in specs:
+        spec.config.strategy.launcher = launcher
     results = run_cohort(specs, tmp_path)
     assert [result.status for result in results.values()] == ["ok"] * 4
     first, *others = [result.ranks[0] for result in results.values()]
@@ -231,7 +235,7 @@ class IdleCohort(Cohort):
     used_s = -1.0
 
     def _do_rounds(self, members):
-        processes = [psutil.Process(pid) for member in members for pid in find_run_processes(member.folder)]
+        processes = [psutil.Process(pid) for member in members for pid in find_run_processes(member.run.folder)]
         ranks = [each for each in processes if "scalebench.measure.monitor" not in each.cmdline()]
         assert [rank.status() for rank in ranks] == ["stopped"] * 3
         wait_until(lambda: self.measure_cpu_s(processes, 0.1) == 0.0)  # a monitor may still be on its way to its pause

@@ -13,7 +13,7 @@ from scalebench.core.probe_record import CollectiveRecord, ProbeRecord, Transfer
 from scalebench.core.result import Phases, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import RankProgress
-from scalebench.runner.jobs import QueueState
+from scalebench.runner.jobs.job import QueueState
 from scalebench.sweeps import console as consoles
 from scalebench.sweeps.cohort import CohortProgress
 from scalebench.sweeps.plan import SweepRun

@@ -123,7 +123,7 @@ def test_runs_that_had_no_room_beside_the_others_get_another_chance_and_are_then
                 return
             for run in self.runs[1:]:
                 remove_run(run.folder)
-            yield self.runs[0].number, record()
+            yield self.runs[0], record()
 
     for number in range(3):
         write_spec(simulated_spec(), make_folder(tmp_path / str(number)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter, deque
@@ -10,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalebench.cluster.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, SubmitLimit
-from scalebench.cluster.job_states import is_over, query_jobs, why_never_starts
+from scalebench.cluster.job_states import JobState, is_over, query_jobs, why_never_starts
 from scalebench.cluster.jobset import is_on_pods
 from scalebench.cluster.kubectl import Kubectl, KubectlError
 from scalebench.cluster.submit import Submission, read_submission, write_submission
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import refuse_folder_with_result
 from scalebench.core.json_files import write_json
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_RUNS_FILE, RESULT_FILE, RunKey, is_owned, remove_leftovers
@@ -86,13 +86,8 @@ class JobFollower:
 
     def follow(self, jobs: Sequence[PlannedJob] = (), adopted: Sequence[RunRequest] = ()) -> Iterator[JobResult]:
         """Submit these jobs, and yield each of their runs with its result as soon as there is one, and so those of
-        `adopted`, whose jobs were submitted before.
-
-        InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
-        as they are, and the iterator continues when it is called again.
-        """
-        for request in (request for job in jobs for request in job.requests):
-            refuse_folder_with_result(request.folder)
+        `adopted`, whose jobs were submitted before. A KeyboardInterrupt leaves all jobs as they are, and the iterator
+        continues when it is called again."""
         self._waiting += jobs
         for request in adopted:
             self._adopt(request)
@@ -293,60 +288,44 @@ def prepare_job_folders(job: PlannedJob) -> None:
 # Jobs of a program that has ended.
 
 
-def find_running_jobs(root: Path, slurm: Slurm) -> dict[Path, RunKey]:
-    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission.
+def find_running_jobs(root: Path, slurm: Slurm | None) -> dict[Path, RunKey]:
+    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission: of
+    SLURM, or where that is None, whose JobSets exist. A JobSet that is over is followed as well: what it has done is in
+    its log. Results of other users and folders that cannot be read are skipped.
 
     A job that the scheduler does not list may be another cluster's. InputError where the scheduler does not answer:
     submitting a run again while it still runs would spoil both.
     """
-    runs = _list_submitted(root, on_pods=False)
-    try:
-        states = query_jobs(slurm, [submission.job_id for submission, _ in runs]) if runs else {}
-    except SlurmError as error:
-        raise _unknown(*runs[0], error) from error
-    running = {}
-    for submission, run in runs:
-        state = states.get(submission.job_id)
-        if state is None or is_over(state):
-            continue
-        offset_s = (state.submitted_at_s or submission.submitted_at_s) - submission.submitted_at_s
-        if abs(offset_s) < MAX_CLOCK_OFFSET_S:  # else another job with the same number
-            running[run.folder.absolute()] = run.spec.fingerprint, run.spec.config.repeat
-    return running
-
-
-def find_jobsets(root: Path) -> dict[Path, RunKey]:
-    """Return the folders of runs at or below `root` whose JobSets exist. One that is over is followed as well: what it
-    has done is in its log. InputError as for jobs of SLURM."""
-    runs = _list_submitted(root, on_pods=True)
-    try:
-        names = {submission.job_id: run.spec.config.hardware.kubernetes.namespace for submission, run in runs}
-        present = {name for name, namespace in names.items() if Kubectl(namespace).has_jobset(name)}
-    except KubectlError as error:
-        raise _unknown(*runs[0], error) from error
-    listed = [run for submission, run in runs if submission.job_id in present]
-    return {run.folder.absolute(): (run.spec.fingerprint, run.spec.config.repeat) for run in listed}
-
-
-def _unknown(submission: Submission, run: RunRequest, error: Exception) -> InputError:
-    return InputError(
-        f"it is unknown whether job {submission.job_id} of {run.folder} still runs ({error}); "
-        f"try again later, or remove its {JOB_FILE}"
-    )
-
-
-def _list_submitted(root: Path, on_pods: bool) -> list[tuple[Submission, RunRequest]]:
-    """Return the runs of this user without a result that were submitted to SLURM, or as JobSets, in the order of
-    submission; folders that cannot be read are skipped."""
-    runs = []
+    submitted: list[tuple[Submission, Path, RunSpec]] = []
     for path in sorted(root.rglob(JOB_FILE)):
         folder = path.parent
         if not (is_owned(path) and is_owned(folder)) or (folder / RESULT_FILE).exists():
             continue
-        try:
+        with contextlib.suppress(OSError, ValueError):  # InputError is one
             submission, spec = read_submission(folder), read_spec(folder)
-        except (OSError, ValueError):  # InputError is one
-            continue
-        if submission is not None and is_on_pods(spec) == on_pods:
-            runs.append((submission, RunRequest(-1, spec, folder)))
-    return sorted(runs, key=lambda each: each[0].submitted_at_s)
+            if submission is not None and is_on_pods(spec) == (slurm is None):
+                submitted.append((submission, folder, spec))
+    submitted.sort(key=lambda each: each[0].submitted_at_s)
+    try:
+        if slurm is None:
+            names = {own.job_id: spec.config.hardware.kubernetes.namespace for own, _, spec in submitted}
+            present = {name for name, namespace in names.items() if Kubectl(namespace).has_jobset(name)}
+            running = [each for each in submitted if each[0].job_id in present]
+        else:
+            states = query_jobs(slurm, [own.job_id for own, _, _ in submitted]) if submitted else {}
+            running = [each for each in submitted if _is_running(each[0], states.get(each[0].job_id))]
+    except (SlurmError, KubectlError) as error:
+        raise InputError(
+            f"it is unknown whether job {submitted[0][0].job_id} of {submitted[0][1]} still runs ({error}); "
+            f"try again later, or remove its {JOB_FILE}"
+        ) from error
+    return {folder.absolute(): (spec.fingerprint, spec.config.repeat) for _, folder, spec in running}
+
+
+def _is_running(submission: Submission, state: JobState | None) -> bool:
+    """Return whether this is the state of the job that was submitted, and not of another with its number, and that is
+    not over."""
+    if state is None or is_over(state):
+        return False
+    offset_s = (state.submitted_at_s or submission.submitted_at_s) - submission.submitted_at_s
+    return abs(offset_s) < MAX_CLOCK_OFFSET_S

@@ -9,7 +9,8 @@ from scalebench.cluster.job_states import JobState
 from scalebench.cluster.submit import Submission
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import JOB_LOG
-from scalebench.runner.jobs import JobFollower, PlannedJob, QueueState
+from scalebench.runner.jobs.follow import JobFollower
+from scalebench.runner.jobs.job import PlannedJob, QueueState
 from scalebench.runner.parent import RunRequest
 from tests.builders.runs import record, simulated_spec
 

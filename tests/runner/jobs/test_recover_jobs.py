@@ -6,7 +6,7 @@ from scalebench.cluster.submit import Submission, write_submission
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE
 from scalebench.core.spec import write_spec
-from scalebench.runner.jobs import find_running_jobs
+from scalebench.runner.jobs.follow import find_running_jobs
 from tests.builders.runs import simulated_spec
 from tests.runner.jobs.fake_scheduler import BEGUN_S, Scheduler, forgotten, leaves, leaves_result, runs, state
 

@@ -15,7 +15,6 @@ import threading
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from scalebench.config.resolve import resolve
@@ -175,15 +174,10 @@ def test_the_line_for_each_host_has_no_key(hands, program):
     assert first.startswith(f"localhost: {sys.executable} ") and second.endswith(" --node 127.0.0.1")
 
 
-@pytest.mark.parametrize(("text", "codes", "died_first"), [
-    ("sys.exit(7)", [None, 7], [1]),
-    ("os.kill(os.getpid(), signal.SIGKILL)", [None, -9], [1]),
-    # Only its agent got SIGTERM from elsewhere if it was to end.
-    ("os.kill(os.getpid(), signal.SIGTERM)", [None, -15], [1]),
-])  # fmt: skip
-def test_a_rank_that_fails_ends_the_run(text, codes, died_first, hands, program):
-    ended = hands.launch(program(f"if rank == 1:\n    {text}\ntime.sleep(600)"))
-    assert (ended.exit_codes, ended.died_first, ended.broken) == (codes, died_first, None)
+def test_a_rank_that_terminates_itself_ends_the_run(hands, program):
+    """Only its agent got SIGTERM from elsewhere if it was to end."""
+    ended = hands.launch(program("if rank == 1:\n    os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)"))
+    assert (ended.exit_codes, ended.died_first, ended.broken) == ([None, -15], [1], None)
     assert hands.statuses == {FIRST: 0, SECOND: 0} and not find_running(ended.pids)
 
 
@@ -412,40 +406,6 @@ def test_the_place_of_an_agent_is_read_from_the_variables_of_who_started_it():
     assert node_agent.find_seat({"SLURMD_NODENAME": "n7"}, "SLURMD_NODENAME").seat == "n7"
     hello = node_agent.find_seat({node_agent.PROGRAM_VARIABLE: "[]", "RANK": "1", "WORLD_SIZE": "4"}, None)
     assert (hello.seat, hello.processes) == ("1", 4)
-
-
-def test_an_agent_parks_its_ranks_and_continues_them_with_a_turn(group, program, tmp_path):
-    """A parked rank is ended like any other."""
-    write_spec(spec_of(), tmp_path)
-    group._request = LaunchRequest(spec_of(), tmp_path, "an id", module=program(SLEEP))
-    address = group.listen([FIRST, SECOND])
-    environment = os.environ | {process.KEY_VARIABLE: group.key}
-    started = [subprocess.Popen([*AGENT, address, "--node", name], env=environment) for name in (FIRST, SECOND)]
-    try:
-        group.gather(["127.0.0.1:5000", "127.0.0.1:5001"])
-        wait_until(lambda: all((tmp_path / f"up{rank}").exists() for rank in range(2)))
-        wait_until(lambda: group.local_pids() is not None)
-        ranks = [psutil.Process(pid) for pid in group.local_pids()]
-        group.warm_up()
-        for number in range(1, 3):
-            group.pause()
-            wait_until(group.is_paused)
-            assert {rank.status() for rank in ranks} == {psutil.STATUS_STOPPED} and all(group.resident_bytes())
-            group.resume(run_folder.Turn(number, 0.5))
-            wait_until(lambda: psutil.STATUS_STOPPED not in {rank.status() for rank in ranks})
-            for node in range(2):
-                assert run_folder.read_record(run_folder.turn_path(tmp_path, node), run_folder.Turn).number == number
-        assert all(run_folder.warm_up_path(tmp_path, node).exists() for node in range(2))
-        group.pause()
-        wait_until(group.is_paused)
-        group.end(5.0)
-        assert [each.wait(20) for each in started] == [0, 0]
-        assert [member.code for member in group.members] == [-signal.SIGTERM] * 2
-        assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-    finally:
-        for each in started:
-            each.kill()
-            each.wait()
 
 
 def test_a_starter_that_fails_says_why(group):
