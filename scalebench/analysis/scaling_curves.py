@@ -165,7 +165,6 @@ class ScalingLimit:
     efficiency: float
     gpus: int | None  # by the figures
     certain_gpus: int | None  # by their lower limits
-    regained_gpus: tuple[int, ...]  # larger numbers that have it again
     largest_measured: int | None  # None if there is no figure at all
 
 
@@ -245,6 +244,6 @@ def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -
     surely = [row["gpus"] for row in measured if _limits_over_repeats(row, name, against).low >= efficiency]
     reached, certain = ([*itertools.takewhile(good.__contains__, curve.gpus)] for good in (keeping, surely))
     return ScalingLimit(
-        efficiency, max(reached, default=None), max(certain, default=None), tuple(keeping[len(reached) :]),
+        efficiency, max(reached, default=None), max(certain, default=None),
         max((row["gpus"] for row in measured), default=None),
     )  # fmt: skip

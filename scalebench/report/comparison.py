@@ -6,7 +6,7 @@ import io
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from rich.text import Text
 
@@ -14,9 +14,7 @@ from scalebench.analysis import comparison as analysis
 from scalebench.analysis.columns import interval_cells
 from scalebench.analysis.comparison import Comparison, Contrast, Pair
 from scalebench.analysis.comparison.rows import ComparisonRow
-from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import mean_of_repeats
 from scalebench.core.units import format_count, format_number
 from scalebench.core.untrusted import clean_line, clean_text
 from scalebench.report import document as doc
@@ -30,9 +28,6 @@ MAX_LINES = 20  # The most rows without a partner, and the most differences, tha
 ALL = "--format json has all"
 WIDTH = 200  # Characters of a line in a file or a pipe.
 MAX_PLACES = 40  # Names of more places on a chart are not readable.
-INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats."
-OF_PAIRS = "Intervals: 95 %, of each pair alone."
-Bar = tuple[Estimate, Sequence[float], Mapping[str, str]]  # Its figure, the repeats behind it, and its label.
 
 
 def format_blocks(blocks: Iterable[doc.Table | str], width: int = WIDTH) -> str:
@@ -227,45 +222,35 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
 
 
 def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
-    """Make two charts for each number of devices: samples/s of all values, and their ratios to the base.
+    """Make a chart of the ratios of all values to the base for each number of devices.
 
-    Rows without a partner are in neither, as in the tables; without a pair there is no chart.
+    Rows without a partner are in none, as in the tables; without a pair there is no chart.
     """
-    counts: dict[int, list[tuple[Contrast, Pair]]] = {}  # By number of devices; 0 where these are compared.
+    counts: dict[int, dict[str, dict[str, Pair]]] = {}  # By number of devices (0 where these are compared) and value.
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
             count = int(gpus) if (gpus := pair.label.get("gpus", "")).isdecimal() else 0
-            counts.setdefault(count, []).append((contrast, pair))
+            counts.setdefault(count, {}).setdefault(contrast.b, {})[_name_place(pair)] = pair
     charts = []
-    for count, members in sorted(counts.items()):
-        names = list(dict.fromkeys(_name_place(pair) for _, pair in members))
-        rates: dict[str, dict[str, Bar]] = {}  # By value of the compared key, then by name of the place.
-        ratios: dict[str, dict[str, Bar]] = {}
-        for contrast, pair in members:
-            if (name := _name_place(pair)) not in names[:MAX_PLACES]:
-                continue
-            for value, row in ((contrast.a, pair.a), (contrast.b, pair.b)):
-                has_limits = len(row.rates) >= MIN_UNITS_FOR_TEST
-                rate = mean_of_repeats(row.rates).to_estimate() if has_limits else Estimate(row.rate)
-                rates.setdefault(value, {})[name] = (rate, row.rates, pair.label)
-            ratios.setdefault(contrast.b, {})[name] = (pair.interval or Estimate(pair.ratio), [], pair.label)
+    for count, values in sorted(counts.items()):
+        names = list(dict.fromkeys(name for pairs in values.values() for name in pairs))
         base, key = comparison.contrasts[0].a, comparison.by or "side"
         on = f" on {format_count(count, 'device')}" if count else ""
         on += f", the first {MAX_PLACES} of {len(names)} configurations" if len(names) > MAX_PLACES else ""
-        x = doc.Axis(" ".join(name for name in members[0][1].label if name != "gpus"))
-        for figure, title, unit, bars, about in (
-            ("throughput", "Throughput", "samples/s", rates, f"Samples/s in steady state, more is better. {INTERVALS}"),
-            ("ratio", f"Ratio to {base}", f"ratio to {base}", ratios, f"Throughput over that of {base}. {OF_PAIRS}"),
-        ):  # fmt: skip
-            series = []
-            for value, of_value in bars.items():
-                estimates, repeats, labels = zip(*of_value.values(), strict=True)
-                tags = [{name: label[name] for name in doc.TAG_COLUMNS if name in label} for label in labels]
-                y, ends = [each.value for each in estimates], [each.limits for each in estimates]
-                low, high = zip(*ends, strict=True)
-                series.append(doc.Series(value, [*of_value], y, low, high, repeats=repeats, point_tags=tags))
-            chart_id = doc.make_id("compare", figure, key, str(count or ""))
-            charts.append(doc.Chart(chart_id, f"{title} by {key}{on}", x, doc.Axis(unit), series, "bars", about))
+        series = []
+        for value, pairs in values.items():
+            shown = {name: pairs[name] for name in names[:MAX_PLACES] if name in pairs}
+            ratios = [pair.interval or Estimate(pair.ratio) for pair in shown.values()]
+            low, high = zip(*(ratio.limits for ratio in ratios), strict=True)
+            tags = [{name: pair.label[name] for name in doc.TAG_COLUMNS if name in pair.label}
+                    for pair in shown.values()]  # fmt: skip
+            y = [ratio.value for ratio in ratios]
+            series.append(doc.Series(value, [*shown], y, low, high, point_tags=tags))
+        label = next(iter(next(iter(values.values())).values())).label
+        x, title = doc.Axis(" ".join(name for name in label if name != "gpus")), f"Ratio to {base} by {key}{on}"
+        about = f"Throughput over that of {base}. Intervals: 95 %, of each pair alone."
+        chart_id = doc.make_id("compare", "ratio", key, str(count or ""))
+        charts.append(doc.Chart(chart_id, title, x, doc.Axis(f"ratio to {base}"), series, "bars", about))
     return charts
 
 

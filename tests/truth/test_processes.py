@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import scalebench
-from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.spec import StopSpec, TrainSpec
 from scalebench.core.stats.estimates import Estimate
@@ -15,6 +14,7 @@ from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.simulated_group import UNTIL, contains
 from tests.truth.sleeping_worker import SYNC_S, Slept
+from tests.truth.test_coverage import figure
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
@@ -66,17 +66,13 @@ def draw_truths(slept):
     return figures, float(together_s + sync_s)
 
 
-def find_figure(result, name):
-    return throughput.Measurement(result).throughput if name == "throughput" else step_breakdown.figure(result, name)
-
-
 def test_what_was_slept_lies_in_the_intervals(tmp_path):
     results = list(in_parallel(partial(run_trial, tmp_path), range(TRIALS), at_once=3).values())
     assert [result.reason for result in results if result.status != "ok"] == []
     figures, step_s = draw_truths(Slept(tmp_path, TRIALS))
     held, off = {}, {}
     for name, truth in figures.items():
-        intervals = [find_figure(each, name) for each in results]
+        intervals = [figure(each, name) for each in results]
         held[name] = sum(contains(each, truth) for each in intervals)
         deviation = float(np.mean([each.value for each in intervals])) - truth
         off[name] = deviation / (truth if name == "throughput" else step_s)

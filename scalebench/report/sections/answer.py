@@ -364,17 +364,15 @@ def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> It
 
 
 def _describe_scaling_limit(limit: scaling_curves.ScalingLimit, name: str) -> str:
-    if limit.largest_measured is None or (limit.gpus == 1 and not limit.regained_gpus):  # one device is the baseline
+    if limit.largest_measured is None or limit.gpus == 1:  # one device is the baseline
         return ""
-    regained = join_with_and([str(gpus) for gpus in limit.regained_gpus])
-    again = f", and has it again at {regained}" if regained else ""
     share = f"{name} keeps an efficiency of {format_percent(limit.efficiency).replace('.0 ', ' ')}"
     if limit.gpus is None:
-        return f"{share} at no number of devices{again}."
+        return f"{share} at no number of devices."
     most = ", the most that were measured" if limit.gpus == limit.largest_measured else ""
     certain = "at none" if limit.certain_gpus is None else format_count(limit.certain_gpus, "device")
     sure = "" if limit.certain_gpus == limit.gpus else f" (with certainty {certain})"
-    return f"{share} up to {format_count(limit.gpus, 'device')}{most}{sure}{again}."
+    return f"{share} up to {format_count(limit.gpus, 'device')}{most}{sure}."
 
 
 def _describe_loss(row: dict[str, Any]) -> str:

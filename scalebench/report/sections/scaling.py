@@ -103,8 +103,7 @@ def _list_slopes(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc
             label = report_data.baseline_name if kind == "given" else kind
             fitted, limit = fit_slope(curve, kind), find_scaling_limit(curve, report_data.min_efficiency, kind)
             # `4 [2]`; `none` if not even the fewest devices keep the efficiency, empty if no efficiency is known.
-            again = f"; again {', '.join(map(str, limit.regained_gpus))}" if limit.regained_gpus else ""
-            text = f"{limit.gpus or 'none'} [{limit.certain_gpus or 'none'}]{again}"
+            text = f"{limit.gpus or 'none'} [{limit.certain_gpus or 'none'}]"
             values |= {
                 f"slope, {label}": fitted and fitted.speedup,
                 f"off, {label}": (fitted and fitted.worst, tables.format_whole_percent),
