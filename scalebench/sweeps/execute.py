@@ -79,10 +79,8 @@ class RunningSweep:
             self._later = [run for run in affordable if run not in unit]
             started_s = self._clock()
             self._current = (started_s, sum(map(self._cost_s, unit)))
-            try:
-                done = do_unit(unit)
-            finally:
-                self._current = None
+            done = do_unit(unit)
+            self._current = None
             for run in filter(lambda run: run.starts, unit):
                 self._estimate.record_duration(run.spec, (self._clock() - started_s) / len(unit))
             if waiting.keys().isdisjoint(done):

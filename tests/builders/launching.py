@@ -1,13 +1,11 @@
 """Launches of simulated ranks, and a user who starts the agents that the program asks for."""
 
-import contextlib
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -74,34 +72,3 @@ class FakeInterrupt(Exception):
 def launch_run(spec, folder, **options):
     write_spec(spec, folder)
     return local.launch(LaunchRequest(spec, folder, "an id", **options))
-
-
-class SmallDisk:
-    """A file system of a megabyte or two in memory, which only a program started with `command` sees. What it holds is
-    in the folder `after` when that program has ended."""
-
-    def __init__(self, folder, size="2m"):
-        """Skip the test where nothing can be mounted, not even in a namespace of one's own."""
-        self.folder, self._size = folder, size
-        self.after = folder.with_name(f"{folder.name}.after")
-        folder.mkdir(parents=True)
-        tried = subprocess.run(self.command(["true"]), capture_output=True, text=True)
-        if tried.returncode:
-            pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
-        shutil.rmtree(self.after)
-
-    def command(self, command):
-        """Return the command that runs another with this file system."""
-        script = 'mount -t tmpfs -o size="$0" tmpfs "$1" || exit 99; folder=$1; shift; "$@"; status=$?; '
-        script += 'cp -r "$folder" "$folder.after"; exit $status'
-        return ["unshare", "-rm", "sh", "-c", script, self._size, str(self.folder), *command]
-
-    def seen_by(self, pid):
-        """Return the folder as a process in the namespace sees it."""
-        return Path(f"/proc/{pid}/root{self.folder}")
-
-    def fill(self, pid):
-        """Leave no byte on it."""
-        with contextlib.suppress(OSError), open(self.seen_by(pid) / "filler", "ab", buffering=0) as file:
-            while True:
-                file.write(b"x" * 4096)

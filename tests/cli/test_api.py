@@ -1,6 +1,5 @@
 """`scalebench.run` and `scalebench.sweep`: what they pass to the command line, and what they return."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -143,21 +142,6 @@ def test_runs_and_sweeps_return_their_results(capsys):
     assert sweep.frame["gpus"].tolist() == [1, 2] and sweep.folder == Path("several").absolute()
     with pytest.raises(InputError, match="already holds"):
         scalebench.run(strategy="simulated", gpus=1, folder="one", **QUICK)
-
-
-def test_the_loggers_of_the_caller_stay_as_they_are():
-    root, own = logging.getLogger(), logging.getLogger("of.the.caller")
-    handler = logging.FileHandler("caller.log", mode="w")
-    root.addHandler(handler)
-    before = (list(root.handlers), root.level)
-    try:
-        scalebench.run(strategy="simulated", gpus=1, folder="one", **QUICK)
-        assert (list(root.handlers), root.level) == before
-        own.error("heard")
-    finally:
-        root.removeHandler(handler)
-        handler.close()
-    assert Path("caller.log").read_text() == "heard\n"
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The command line and its exit statuses, in this process and as a program."""
 
-import itertools
 import json
 import os
 import sys
@@ -63,15 +62,6 @@ def test_a_dry_run_lists_the_runs_and_leaves_nothing(call, words, runs):
     assert (status, err) == (int("unsupported: " in out[0]), [])
     assert len(out) == runs + 1 and out[-1].endswith("nothing was started")
     assert os.listdir() == []
-
-
-def test_a_dry_run_tells_runs_apart_by_what_the_sweep_varies(call):
-    words = "hardware=cpu strategy=simulated gpus=1 measure.repeats=1 train.data_format=nchw,nhwc dataset.size=240,480"
-    _, out, _ = call("--multirun", *words.split(), "dry_run=true")
-    assert [line.partition(":")[0] for line in out[:-1]] == [
-        f"[{number}/4] simulated gpus=1 data_format={layout} size={size}"
-        for number, (layout, size) in enumerate(itertools.product(("nchw", "nhwc"), (240, 480)), 1)
-    ]
 
 
 @pytest.mark.parametrize(("arguments", "in_terminal", "announced"), [
@@ -141,13 +131,6 @@ def test_an_unsupported_run_of_a_sweep_is_a_row_unless_strict(call, strict, expe
     status, out, _ = call(*SHORT, *sweep, "sweep.report=false", "gpus=2")
     assert status == expected
     assert any("ddp_nccl 2 devices  unsupported: " in line for line in out)
-
-
-def test_a_failed_run_is_a_result_and_status_1(call, tmp_path):
-    status, out, err = call(*SHORT, "gpus=1", "strategy.options.fault=raise", "hydra.run.dir=here")
-    assert (status, err) == (1, [])
-    assert f"✗ simulated 1 device  failed: RuntimeError: failed as configured (log: {tmp_path}/here/rank0.log)" in out
-    assert "failed as configured" in Path("here/rank0.log").read_text()
 
 
 @pytest.mark.parametrize(

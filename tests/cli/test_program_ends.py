@@ -15,11 +15,9 @@ from scalebench.cli import hydra_app
 from scalebench.core.process import MAX_ERROR_CHARACTERS
 from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
-from scalebench.measure.progress import read_progress
 from scalebench.runner import parent
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
-from tests.builders.launching import SmallDisk
 from tests.builders.runs import find_run_processes, wait_until
 
 WORDS = "strategy=simulated hardware=cpu gpus=2 dataset.size=1000 measure=quick measure.probes=false".split()
@@ -93,42 +91,6 @@ def test_an_output_without_our_signs_replaces_them(tmp_path):
         assert (ended.returncode, ended.stderr) == (0, b""), ended.stderr[-2000:]
         assert ended.stdout.isascii() and b"?" in ended.stdout
     assert "simulated" in (tmp_path / "s/results.csv").read_text(encoding="utf-8")
-
-
-def is_measuring(folder, ranks):
-    progress = [read_progress(folder, rank) for rank in range(ranks)]
-    return all(rank is not None and rank.phase == "measure" for rank in progress)
-
-
-def run_until_full(disk, words, run, ready=()):
-    """Run the program, fill its disk while that run of two ranks measures and the files `ready` exist, and again when
-    the run has ended."""
-    command = disk.command([*PROGRAM, *words])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        folder = disk.seen_by(process.pid) / run
-        files = [disk.seen_by(process.pid) / name for name in ready]
-        wait_until(lambda: process.poll() is not None or all(file.exists() for file in files), 120.0)
-        wait_until(lambda: process.poll() is not None or is_measuring(folder, 2), 120.0)
-        disk.fill(process.pid)
-        wait_until(lambda: process.poll() is not None or (folder / "result.json").exists(), 120.0)
-        wait_until(lambda: disk.fill(process.pid) or process.poll() is not None, 120.0)
-        out, err = process.communicate(timeout=120)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-
-@pytest.mark.parametrize("order", [pytest.param("given", marks=pytest.mark.slow), "rounds"])
-def test_a_sweep_ends_on_a_full_disk_with_1_and_its_table(tmp_path, order):
-    """Hydra cannot write into the folder of the next run, or into that of a run that took turns."""
-    disk = SmallDisk(tmp_path / "disk")
-    sweep = [f"measure.order={order}", "measure.slot_s=0.3", "measure.repeats=2", "gpus=1,2", "baseline=none"]
-    words = ["--multirun", *LONG, *sweep, f"hydra.sweep.dir={disk.folder}/s"]
-    ended = run_until_full(disk, words, "s/1", ["s/0/turn.json", "s/1/turn.json"] if order == "rounds" else [])
-    results = [read_result(path) for path in sorted((disk.after / "s").glob("*/result.json"))]
-    complete = ["ok"] if order == "given" else []  # of two in turns both were under way
-    statuses = [result.status for result in results]
-    assert statuses[: len(complete)] == complete and set(statuses[len(complete) :]) <= {"failed"}
-    assert ended.returncode == 1 and "simulated" in ended.stdout.partition("samples/s")[2]
-    assert " cannot be written: No space left on device; here is the record of its run" in ended.stderr
 
 
 def test_a_result_that_cannot_be_written_is_printed(monkeypatch, capsys):

@@ -9,8 +9,6 @@ import pytest
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.runner.parent import run_spec
-from scalebench.testing import FaultContract
-from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_run_processes, in_parallel, simulated_spec
 from tests.faults.__main__ import PAGE, replace_table
 from tests.faults.harness import Outcome, judge, missing_requirement, run_row
@@ -123,18 +121,3 @@ def test_a_forked_rank_that_goes_wrong(tmp_path):
         if (row.fault.name, row.phase) != ("hang", MEASURING):  # which of several waiting ranks hangs cannot be told
             assert result.log == f"rank{row.rank}.log", row
         assert row.fault.name != "stop" or result.reason.endswith(f"; rank {row.rank} is stopped")
-
-
-# SAMPLE exits; test_agents asks for the stacks of a rank that stopped.
-SLOW_UNDER_MPI = [pytest.param(fault, marks=pytest.mark.slow) for fault in ("raise", "exit", "oom", "stop")]
-
-
-@NEEDS_MPIRUN
-class TestSimulatedFaultsUnderMpi(FaultContract):
-    strategy = "simulated"
-    overrides = ("strategy.launcher=mpi",)
-    hang_s = 6.0
-
-    @pytest.mark.parametrize("fault", ["kill", *SLOW_UNDER_MPI])
-    def test_a_failing_rank_ends_the_run(self, fault, tmp_path):
-        super().test_a_failing_rank_ends_the_run(fault, tmp_path)

@@ -2,7 +2,6 @@
 
 import errno
 import gzip
-import json
 import os
 import shutil
 import signal
@@ -93,19 +92,6 @@ def test_nothing_transient_is_left_beside_a_result(tmp_path, monkeypatch):
     monkeypatch.setattr(parent, "write_result", lambda result, folder: beside.extend(os.listdir(folder)))
     run_spec(simulated_spec(), tmp_path / "run")
     assert sorted(beside) == ["rank0.json", "rank0.log", LOCK_FILE, "spec.json"]
-
-
-def test_a_run_whose_folder_is_removed_has_a_record_that_is_printed(tmp_path, capsys):
-    folder = tmp_path / "run"
-
-    def remove(progress):
-        if folder.is_dir() and any(rank.phase == "measure" for rank in progress):
-            folder.rename(tmp_path / "gone")  # at once: ranks write to it, and it would not be empty
-            shutil.rmtree(tmp_path / "gone", ignore_errors=True)
-
-    result = run_spec(simulated_spec(measure={"min_s": 60.0, "max_s": 60.0, "target": 1e-9}), folder, remove)
-    assert json.loads(capsys.readouterr().out)["status"] == "failed"
-    assert (result.status, result.reason) == ("failed", f"{folder} cannot be written: No such file or directory")
 
 
 def test_a_failure_on_a_full_disk_names_it(tmp_path, monkeypatch):

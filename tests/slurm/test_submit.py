@@ -25,9 +25,6 @@ from scalebench.cluster.resources import (
     sweep_geometry,
     time_limit_minutes,
 )
-from scalebench.config.compose import compose_config
-from scalebench.config.resolve import resolve
-from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE
 from scalebench.core.spec import Config, HardwareSpec, RankPlacement, SlurmSpec, check_fields
@@ -80,47 +77,6 @@ def test_a_script_reads_as_its_user_would_write_it(case, monkeypatch):
     subprocess.run(["bash", "-n", golden], check=True, timeout=20)
     monkeypatch.setenv("PATH", "")  # without SLURM
     assert script_and_srun(case) == golden.read_text()
-
-
-# All but the one that is detected.
-HARDWARE = sorted({path.stem for path in config_files.conf_dir().glob("hardware/*.yaml")} - {"local"})
-UNSET = {"slurm": ["hardware.gpus_per_node=8", "hardware.cpus_per_node=64"]}
-
-
-def options_of(lines):
-    return dict(line.partition("=")[::2] for line in lines if line.startswith("--"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("strategy", ["ddp", "mirrored", "parameter_server"])
-@pytest.mark.parametrize("name", HARDWARE)
-def test_no_script_contradicts_itself_or_its_hardware(name, strategy):
-    """Up to four nodes full of devices, for a process per device, one for all, and roles."""
-    words = [f"hardware={name}", f"strategy={strategy}", "model=materials_cnn", "dataset.size=100000"]
-    config = compose_config([*words, *UNSET.get(name, [])])
-    hardware, rendered = config.hardware, 0
-    per_node = hardware.gpus_per_node
-    assert per_node is not None
-    for gpus in sorted(
-        {1, 2, 3, *(count + more for count in (per_node, 2 * per_node) for more in (-1, 0, 1)), 4 * per_node} - {0}
-    ):
-        spec = resolve(dataclasses.replace(config, gpus=gpus))
-        if gpus > per_node * hardware.max_nodes or (strategy == "mirrored" and gpus > per_node):
-            assert spec.unsupported or (hardware.devices == "cpu" and hardware.max_nodes == 1), gpus
-            continue
-        script = options_of(line.removeprefix("#SBATCH ") for line in render(spec, FOLDER).splitlines())
-        step = options_of(srun_command(spec, FOLDER))
-        nodes, tasks = int(script["--nodes"]), int(script["--ntasks-per-node"])
-        cores = int(script["--cpus-per-task"])
-        assert nodes * per_node >= gpus and int(step["--ntasks"]) == nodes and step["--ntasks-per-node"] == "1"
-        assert nodes * tasks >= spec.processes or spec.services  # roles on few cores
-        assert nodes <= hardware.max_nodes and nodes == int(step["--nodes"])
-        assert tasks * cores <= (hardware.cpus_per_node or tasks * cores) and script["--hint"] == "nomultithread"
-        assert ("--gres" in script) == (spec.device == "cuda")
-        if spec.device == "cuda":
-            assert int(script["--gres"].rpartition(":")[2]) == min(gpus, per_node)
-        rendered += 1
-    assert rendered >= min(per_node, 3)
 
 
 def test_names_of_folders_and_options_are_quoted_or_refused(tmp_path):

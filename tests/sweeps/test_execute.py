@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,16 +133,6 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path):
         job.spec.config.train.stop.epochs = 2.0
     do(sweep, jobs, alone=lambda run: (message.append(sweep.format_time_left()), alone(run)))
     assert message[0].startswith(" (at least about ") and message[1] == " (about 10 s of the sweep left)"
-
-
-def test_the_time_left_holds_no_run_that_an_error_has_ended(tmp_path):
-    def interrupt(unit):
-        raise KeyboardInterrupt
-
-    sweep = RunningSweep(tmp_path, [], None, clock=lambda: 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        do(sweep, [*in_turns(1, 2), *planned(4)], take_turns=interrupt)
-    assert sweep.format_time_left() == " (about 15 s of the sweep left)"
 
 
 # The runs of a sweep that are worth the time that is left.

@@ -30,7 +30,7 @@ from scalebench.runner.launchers.link import Start
 from scalebench.runner.launchers.supervise import STACK_SIGNAL, LaunchRequest
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import AgentUser
-from tests.builders.runs import find_running, simulated_config, wait_until
+from tests.builders.runs import find_run_processes, find_running, simulated_config, wait_until
 
 pytestmark = pytest.mark.cold
 HOSTS = ["localhost:1", "127.0.0.1:1"]
@@ -271,33 +271,6 @@ def test_ctrl_c_while_agents_are_awaited(hands):
     assert not (hands.folder / run_folder.KEY_FILE).exists()
 
 
-def test_an_agent_ends_with_its_program_however_that_ends(tmp_path, program):
-    """Its ranks, too: nobody is there to say so."""
-    write_spec(spec_of(), tmp_path)
-    text = """
-import sys
-from pathlib import Path
-from scalebench.core.spec import read_spec
-from scalebench.runner import launchers
-folder = Path(sys.argv[1])
-launchers.launch(read_spec(folder), folder, "an id", module=sys.argv[2])
-"""
-    module = program(SLEEP)
-    waiting = subprocess.Popen([sys.executable, "-c", text, str(tmp_path), module], stdout=subprocess.PIPE, text=True)
-    lines = [waiting.stdout.readline() for _ in range(3)]
-    started = [subprocess.Popen(shlex.split(line.partition(": ")[2])) for line in lines[1:]]
-    try:
-        paths = [tmp_path / f"up{rank}" for rank in range(2)]
-        wait_until(lambda: all(path.exists() and path.read_text() for path in paths))
-        waiting.kill()
-        assert [each.wait(20) for each in started] == [1, 1]
-        assert not find_running([int(path.read_text()) for path in paths])
-    finally:
-        for each in (waiting, *started):
-            each.kill()
-            each.communicate()
-
-
 # What an agent says before it starts a rank.
 def refusal(address, *words, key=None, **variables):
     environment = {**os.environ, process.KEY_VARIABLE: key or "", **variables}
@@ -427,6 +400,15 @@ WORDS = (
     "hardware=cpu hardware.hosts=[localhost:2,127.0.0.1:1] gpus=3 dataset.size=2000 measure=quick measure.probes=false "
     "measure.min_s=0.3 measure.monitor=false measure.warmup_max_s=0.2 sweep.report=false hydra.run.dir=run"
 ).split()
+
+
+def test_an_agent_ends_with_its_program_however_that_ends(tmp_path):
+    """Its ranks, too: nobody is there to say so."""
+    with AgentUser(["strategy=simulated", *WORDS, "measure.max_s=600", "measure.min_s=600"], tmp_path) as hands:
+        assert wait_until(lambda: len(list((tmp_path / "run").glob("progress*.json"))) == 3, 120.0), hands.said
+        pids = find_run_processes(tmp_path / "run")
+        hands.program.kill()
+        assert hands.end() == (-signal.SIGKILL, [1, 1]) and not find_running(pids)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import os
 import psutil
 import pytest
 
-from scalebench.config import placement
 from scalebench.core import exit_with_parent, run_folder
 from scalebench.core.process import KEY_VARIABLE, StartError
 from scalebench.core.result import SchedulerRecord
@@ -63,19 +62,6 @@ def test_steps_of_a_job_take_turns(fitting, job, tmp_path, monkeypatch):
         assert result.ranks[0].block_rounds[-1] > 1
         assert result.monitor.reason is None and result.scheduler.job_id == "12"
     assert "SLURM_OVERLAP=1" in job.step_environment() and not find_run_processes(tmp_path / "0")
-
-
-def test_ranks_of_one_node_use_its_loopback_and_its_cores(job, tmp_path, program):
-    """As they do on a machine without SLURM."""
-    names = "MASTER_ADDR GLOO_SOCKET_IFNAME SCALEBENCH_CPUS"
-    module = program(f"print(*(os.environ[n] for n in '{names}'.split()))")
-    spec = job.spec(2)
-    spec.config.hardware.bind = "numa"
-    assert launched(spec, tmp_path, module=module).exit_codes == [0, 0]
-    for rank in range(2):
-        cpus = placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE]
-        assert (tmp_path / run_folder.rank_log_name(rank)).read_text() == f"127.0.0.1 lo {cpus}\n"
-    assert {"--nodes=1", "--ntasks=1", "--nodelist=n1"} <= set(job.srun_arguments())
 
 
 def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypatch, program):
