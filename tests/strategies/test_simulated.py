@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import rank_channel, simulated
@@ -110,17 +109,6 @@ def test_synchronization_takes_time_while_it_is_on(slept):
     assert slept == [10.0]
 
 
-def test_what_it_reports():
-    strategy = Simulated(simulated_spec(options={"message_bytes": 8}), 0)
-    assert (strategy.message_sizes(), strategy.backend_used(), strategy.num_params()) == ([8], None, None)
-    for rate in (0.1, 0.2):
-        strategy.set_learning_rate(rate)
-    assert strategy.rates == [0.1, 0.2]
-    assert Simulated(simulated_spec(), 0).message_sizes() == []
-    with pytest.raises(InputError, match="straggler_rank"):
-        simulated_spec(options={"stragler_rank": 1})
-
-
 def test_a_broadcast_is_a_barrier(meet):
     arrived = []
 
@@ -145,19 +133,6 @@ def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet):
     replicas = StrategySpec("simulated", baseline="simulated", options=options, independent=True)
     fast, slow = meet(steps, 2, strategy=replicas)
     assert slow > 0.55 and fast < slow / 2
-
-
-def test_a_lost_rank_is_detected(meet):
-    def work(strategy):
-        if strategy.place.rank == 1:
-            return "gone"
-        try:
-            strategy.step(BATCH)
-        except (EOFError, OSError):
-            return "noticed"
-        return "nothing"
-
-    assert meet(work, 2) == ["noticed", "gone"]
 
 
 def test_a_group_that_does_not_connect_fails(meet, monkeypatch):

@@ -12,7 +12,6 @@ from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured
 from tests.strategies.tensorflow.builders import RESNET, TWO, batches, on
 from tests.strategies.tensorflow.conftest import DEVICES
 
-BARE = ("strategy=bare_tensorflow", "gpus=1", *TWO[2:])
 INCEPTION = ("model=inception_v3", "dataset=imagenet_synthetic", "model.input_shape=[76,76,3]", "train.global_batch=3")
 MODELS = {"materials_cnn": (), "resnet20_cifar10": RESNET, "inception_v3": INCEPTION}
 BY_SIZE = "strategy.options.split=size"
@@ -79,22 +78,6 @@ def test_variables_and_slots_are_on_the_device_of_their_stage(strategy):
         slots = two.optimizer.by_device[held[0].value.device].variables
         assert {on(variable.value.device) for variable in (*held, *slots)} == {on(device)}
         assert len(slots) == 2 + 2 * sum(variable.trainable for variable in held)  # iterations, rate, two moments
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum", "rmsprop", "sgd"])
-def test_an_optimizer_step_runs_on_its_device(strategy, optimizer):
-    """But for what names no device and follows the variable that it reads."""
-    two = strategy(*TWO, f"train.optimizer={optimizer}", "train.weight_decay=0.1")
-    operations = two.step_function().get_concrete_function().graph.get_operations()
-    names = {one.name for one in two.optimizer.by_device.values()}
-    scopes = {op: op.name.partition("/")[0] for op in operations}
-    steps = [op for op, scope in scopes.items() if names & {scope, scope.rpartition("_")[0]}]
-    assert {op.type for op in steps if not op.device} <= {"ReadVariableOp", "Placeholder"}
-    placed = [op for op in steps if op.device]
-    assert {on(op.device) for op in placed} == {on(device) for device in DEVICES}
-    for op in placed:
-        assert {on(tensor.device) for tensor in op.inputs if tensor.device} <= {on(op.device)}, op.name
 
 
 @pytest.mark.parametrize(("precision", "size"), [("float32", 4), ("bfloat16", 2)])

@@ -18,8 +18,6 @@ from scalebench.strategies.tensorflow import cluster
 from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.parameter_server import ParameterServer, RowReader
 from scalebench.testing.launch import UNEVEN_WORKLOAD
-from scalebench.workloads import datasets
-from scalebench.workloads.datasets import cache
 from tests.builders.runs import find_running, simulated_spec
 from tests.strategies.builders import make_features
 
@@ -139,17 +137,6 @@ def feed_spec(feed):
     spec = simulated_spec(size=64)
     spec.config.dataset = dataclasses.replace(spec.config.dataset, feed=feed)
     return spec
-
-
-@pytest.mark.parametrize("feed", ["host", "fixed"])
-def test_rows_are_read_in_their_order(feed):
-    spec = feed_spec(feed)
-    inputs, targets = cache.open_arrays(datasets.prepare(spec.config))
-    rows = RowReader(spec)
-    for wanted in (np.array([5, 3, 60]), np.array([7]), np.array([5, 3, 60])):
-        found = rows(wanted)
-        np.testing.assert_array_equal(found[0], inputs[wanted])
-        np.testing.assert_array_equal(found[1], targets[wanted])
 
 
 def test_a_fixed_batch_is_read_once(source):

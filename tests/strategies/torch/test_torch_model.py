@@ -9,13 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scalebench.strategies.torch.model import Lstm, NetworkModule, attend, load_weights, read_weights
+from scalebench.strategies.torch.model import Lstm, NetworkModule, attend, load_weights
 from scalebench.strategies.torch.profiling import count_flops
-from scalebench.strategies.torch.step_module import select_loss
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
-
-FORMATS = pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 
 
 def module(net, scale=1.0, **others):
@@ -38,18 +35,13 @@ def drawn(shape, samples=2):
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
-def test_batch_norm_of_single_values_and_bytes_around_0():
+def test_batch_norm_of_single_values():
     """The last batch of an epoch may have one sample: its output is the offset, and statistics stay as they are."""
     net = Network("net", (6,))
     net.batch_norm(net.input, "bn")
     made, arrays = module(net)
     np.testing.assert_allclose(output(made, drawn((6,), 1))[0], arrays["bn/beta"], atol=1e-6)
-    name = "bn/moving_variance"
-    np.testing.assert_array_equal(read_weights(made, statistics=True)[name], arrays[name])
-    made = module(residual())[0].eval()
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 9, 9, 3), np.uint8)
-    as_floats = (pixels / np.float32(127.5) - 1).astype(np.float32)
-    np.testing.assert_array_equal(output(made, pixels), output(made, as_floats))
+    np.testing.assert_array_equal(made.get_submodule("bn").running_var, arrays["bn/moving_variance"])
 
 
 def residual():
@@ -64,19 +56,6 @@ def residual():
     return net
 
 
-def test_gradients_are_those_of_the_other_layout():
-    x = torch.from_numpy(drawn((9, 9, 3)))
-    actual, expected = (gradients(module(residual(), data_format=each)[0], x) for each in ("nhwc", "nchw"))
-    assert actual.keys() == expected.keys() and len(actual) == 14
-    for name, gradient in expected.items():
-        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-6)
-
-
-def gradients(made, x):
-    made.double()(x.double()).square().sum().backward()
-    return {name: parameter.grad for name, parameter in made.named_parameters()}
-
-
 def test_images_are_not_copied(monkeypatch):
     """A batch is channels_last in memory already, and every activation stays so."""
     made = module(residual())[0]
@@ -89,31 +68,10 @@ def test_images_are_not_copied(monkeypatch):
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in observed)
 
 
-def drawn_weights(net):
-    """Return random values for every array, including biases, so that no two arrays can be confused."""
-    rng = np.random.default_rng(1)
-    return {array.name: rng.normal(size=array.shape).astype(np.float32) for array in net.arrays}
-
-
-def test_layout_of_a_2d_convolution_and_names_of_mismatching_weights():
-    net = Network("net", (6, 6, 2))
-    net.batch_norm(net.conv(net.input, "block1/conv", 5, (3, 4), bias=False), "block1/bn")
-    model, arrays = NetworkModule(net), drawn_weights(net)
-    load_weights(model, arrays)
-    weight = getattr(model, "block1/conv").weight
-    assert weight[4, 1, 2, 3].item() == arrays["block1/conv/kernel"][2, 3, 1, 4]
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-    norm = getattr(model, "block1/bn")
-    for torchs, neutral in {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean"}.items():
-        np.testing.assert_array_equal(getattr(norm, torchs).detach().numpy(), arrays[f"block1/bn/{neutral}"])
-    assert list(read_weights(model)) == ["block1/conv/kernel", "block1/bn/gamma", "block1/bn/beta"]
-    assert read_weights(model, statistics=True).keys() == arrays.keys()
-    net = networks.build_by_name("materials_cnn", (200, 3), 2)
-    model, arrays = NetworkModule(net), drawn_weights(net)
+def test_weights_that_do_not_match_are_named():
+    made, arrays = module(networks.build_by_name("materials_cnn", (200, 3), 2))
     with pytest.raises(ValueError, match="dense3/bias"):
-        load_weights(model, {**arrays, "dense3/bias": np.zeros(2, np.float32)})
-    with pytest.raises(ValueError, match="conv2/bias"):
-        load_weights(model, {k: v for k, v in arrays.items() if k != "conv2/bias"})
+        load_weights(made, {**arrays, "dense3/bias": np.zeros(2, np.float32)})
     with pytest.raises(ValueError, match="dense1/kernel"):
         load_weights(NetworkModule(networks.build_by_name("materials_cnn", (100, 3), 2)), arrays)
 
@@ -179,13 +137,3 @@ def test_sequence_layers_between_convolutions():
     reference = functional.layer_norm(reference, (4,), a["norm/gamma"], a["norm/beta"])
     reference = (reference @ a["last/kernel"][0] + a["last/bias"]).mean(1)
     torch.testing.assert_close(made(x), reference, rtol=1e-4, atol=1e-5)
-
-
-def test_the_loss_is_the_mean_over_all_tokens():
-    made, _ = module(gpt(), 0.3)
-    outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
-    reference = functional.cross_entropy(outputs, labels.long())
-    torch.testing.assert_close(select_loss("cross_entropy").mean(outputs, labels), reference)
-    loss, right = select_loss("cross_entropy").metrics(outputs, labels).tolist()
-    assert loss == pytest.approx(reference.item(), rel=1e-5)
-    assert right == pytest.approx((outputs.argmax(1) == labels).float().mean().item())

@@ -60,17 +60,6 @@ def test_layout_and_precision_keep_the_losses(strategy, pictures, changes):
     assert {f"train__{key}": value for key, value in other.settings_used().items()}.items() >= changes.items()
 
 
-@pytest.mark.parametrize("name", ["ddp_gloo", pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)])
-def test_images_under_every_strategy(strategy, pictures, name):
-    """Losses and observed settings in bfloat16 with channels first are those of the bare strategy."""
-    expected = {**IMAGES, "train__precision": "bfloat16", "train__data_format": "nchw"}
-    adapter, bare = strategy(name, **expected), strategy("bare_torch", **expected)
-    losses = run_training(bare, pictures(), 2).losses
-    assert run_training(adapter, pictures(), 2).losses == pytest.approx(losses, rel=1e-6)
-    assert adapter.settings_used() == {"precision": "bfloat16", "data_format": "nchw", "compiler": "none"}
-    assert adapter.message_sizes() == [4 * adapter.num_params()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
 def test_float16_scales_and_skips(strategy, source, name):
@@ -165,13 +154,6 @@ def test_a_missing_compiler_is_unsupported(monkeypatch):
     monkeypatch.setenv("CXX", "no_such_compiler")
     with pytest.raises(Unsupported, match=r"install g\+\+"):
         check_compiler(CPU)
-
-
-def test_probes_replay_a_full_batch(strategy, source):
-    bare = strategy("bare_torch")
-    run_training(bare, source(), 6)
-    assert isinstance(bare.last_batch, TorchBatch) and bare.last_batch.samples == 20
-    assert strategy("bare_torch").settings_used() == {}
 
 
 STEPS, STEPS_PER_EPOCH, DECAY, MOMENTUM = 12, 6, 0.03, 0.8  # two epochs of 101 samples in batches of 20

@@ -155,26 +155,6 @@ def test_targets_of_two_axes(strategy):
     assert adapter.step(next(iter(adapter.feed(source)))).samples == 20
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "options", [{"train__accumulate": 3}, pytest.param({"train__precision": "float16"}, marks=pytest.mark.slow)]
-)
-def test_all_probes_of_one_rank(strategy, source, name, options):
-    adapter = strategy(name, **user_model("Series"), **options)
-    batch = next(iter(adapter.feed(source())))
-    assert adapter.step(batch).samples == 20
-    adapter.set_gradient_sync(False)
-    for part in ("forward", "backward", "optimizer"):
-        adapter.partial_step(batch, part)
-    adapter.set_gradient_sync(True)
-    assert adapter.evaluate(source()).keys() == {"mse"}
-    syncs = "ddp" in name
-    assert adapter.message_sizes() == ([4 * adapter.num_params()] if syncs else [])
-    assert adapter.backend_used() == ("gloo" if syncs else None)
-    assert adapter.settings_used()["precision"] == options.get("train__precision", "float32")
-    assert adapter.profile(1, None).steps == 1
-
-
 def user_fault(name, **changes):
     """Return (name of the user's function, changes to a config) of a module, also of those in FAULTS."""
     if name not in user_modules.FAULTS:

@@ -45,6 +45,7 @@ def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk)
 
 
 def test_whatever_changes_the_images_changes_the_folder(tmp_path):
+    """Floats are those of the bytes."""
     base = image_config("cifar10_synthetic", tmp_path)
     narrow = image_config("imagenet_synthetic", tmp_path, size=3)
     narrow.model = dataclasses.replace(narrow.model, input_shape=[5, 3, 1])
@@ -53,6 +54,8 @@ def test_whatever_changes_the_images_changes_the_folder(tmp_path):
     folders = {synthetic.define_images(config).ensure(tmp_path) for config in (base, *others)}
     assert len(folders) == 1 + len(others)
     assert cache.open_arrays(synthetic.define_images(narrow).ensure(tmp_path))[0].shape == (3, 5, 3, 1)
+    floats, pixels = (make_images(tmp_path, dtype=dtype)[0] for dtype in ("float32", "uint8"))
+    assert floats.dtype == np.float32 and np.array_equal(floats, pixels / np.float32(127.5) - 1)
 
 
 @pytest.fixture(scope="module")

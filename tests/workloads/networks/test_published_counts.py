@@ -85,12 +85,6 @@ TF_CNN_BENCHMARKS = {
     "resnet56_cifar10": 857_148, "resnet110_cifar10": 1_736_124, "densenet40_k12": 364_772,
     "densenet100_k12": 2_259_652,
 }  # fmt: skip
-# Model.count_params() of keras.applications (Keras 3.15), which counts the moving statistics; InceptionV3's is also in
-# rossumai/keras-multi-gpu, benchmark_inception3_resnet50.py.
-KERAS_APPLICATIONS = {
-    "inception_v3": 23_851_784, "resnet50": 25_636_712, "resnet50_v2": 25_613_800, "resnet101": 44_707_176,
-    "resnet152": 60_419_944, "vgg16": 138_357_544, "vgg19": 143_667_240,
-}  # fmt: skip
 TRAINED = {
     "inception_v3": 23_817_352,  # rossumai/keras-multi-gpu, benchmark_inception3_resnet50.py
     "resnet50_v1_5": 25_557_032,  # torchvision, ResNet50_Weights: num_params
@@ -108,12 +102,11 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", {**TF_CNN_BENCHMARKS, **KERAS_APPLICATIONS, **TRAINED})
+@pytest.mark.parametrize("name", {**TF_CNN_BENCHMARKS, **TRAINED})
 def test_published_parameters(name):
     network = net(name)
     numbers = sum(math.prod(array.shape) for array in network.arrays)
     assert TF_CNN_BENCHMARKS.get(name, numbers + 1) == numbers + 1
-    assert KERAS_APPLICATIONS.get(name, numbers) == numbers
     assert TRAINED.get(name, network.parameters) == network.parameters
 
 
