@@ -12,8 +12,6 @@ NAMES = (
     *loop_overhead.CASES,
     "resnet50",
     "decoding",
-    "start_up",
-    "turns",
     "load_10000",
     "coverage",
     "soak",

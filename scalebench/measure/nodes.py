@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebench.core.machine import gpus, machine
+from scalebench.core.machine import machine
 from scalebench.core.machine.machine import Machine, classify_machine
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import node_report_path, read_rank_file
@@ -32,7 +32,6 @@ class NodeReport:
     node: int
     rank: int  # the first that the agent started
     machine: Machine
-    visible_gpus: list[int | None]  # NVML's numbers of the devices that ranks here call 0, 1, ...; null: part of a GPU
     oom_killed: bool | None = None  # the kernel killed a process for memory during the run; null: unknown
     monitor_reason: str | None = None  # why there is no series, or what is missing from it
 
@@ -74,7 +73,7 @@ def record_node(
 
     def report_start() -> None:
         with contextlib.suppress(Exception):
-            facts = NodeReport(place.node, rank, machine.detect_machine(variables), gpus.visible_gpus())
+            facts = NodeReport(place.node, rank, machine.detect_machine(variables))
             send(facts)
             reports.append(facts)
 

@@ -161,33 +161,6 @@ def execute(tmp_path, monkeypatch):
     return lambda book: nbclient.NotebookClient(book, timeout=LIMIT_S, resources=resources).execute()
 
 
-PROGRESS = """\
-import time
-from scalebench.sweeps.console import Console
-
-console = Console()
-with console.show_line("one [bold]<b>", "one ...") as update:
-    time.sleep(0.6)
-    update("two", "")
-    time.sleep(0.6)
-    update("three", "[3] <b>")
-console.print_line("✓ done")
-"""
-
-
-@pytest.mark.extra("nbclient", "ipykernel")
-@pytest.mark.filterwarnings("ignore")
-def test_progress_is_plain_lines_below_the_cell(execute):
-    """The stream of a notebook says that it is a terminal, but cannot replace a line."""
-    from nbformat.v4 import new_code_cell, new_notebook
-
-    book = new_notebook(cells=[new_code_cell(PROGRESS)])
-    execute(book)
-    outputs = book.cells[0].outputs
-    assert {output.name for output in outputs} == {"stdout"}
-    assert "".join(output.text for output in outputs) == "one ...\n[3] <b>\n✓ done\n"
-
-
 @pytest.mark.real
 @pytest.mark.extra("nbclient", "ipykernel", "plotly")
 @pytest.mark.filterwarnings("ignore")

@@ -3,15 +3,12 @@
 Of each strategy's ranks its contract asks that.
 """
 
-import socket
-
 import pytest
 
 from scalebench.cli import hydra_app
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from tests.builders.listeners import is_open, parse_address, watch_listeners
-from tests.builders.runs import wait_until
+from tests.builders.listeners import is_open, watch_listeners
 
 WORDS = (
     "hardware=cpu gpus=2 model=materials_cnn dataset.size=400 measure=quick measure.min_s=0.3 measure.max_s=1 "
@@ -26,14 +23,6 @@ def listeners_of_run(folder, *words):
     result = read_result(folder / RESULT_FILE)
     assert result.status == "ok", result.reason
     return set(listeners.values()), result.flags
-
-
-def test_addresses_of_the_kernel_are_read_and_what_listens_for_everybody_is_seen():
-    assert (parse_address("0100007F:1F90"), parse_address("0" * 32 + ":01BB")) == ("127.0.0.1", "::")
-    for address in ("0.0.0.0", "127.0.0.1"):
-        with watch_listeners() as listeners, socket.create_server((address, 0)):
-            wait_until(lambda listeners=listeners: listeners)
-            assert [is_open(each) for each in listeners.values()] == [address == "0.0.0.0"]
 
 
 @pytest.mark.real

@@ -223,7 +223,9 @@ def test_a_command_starts_the_program_that_it_names(command, reason, tmp_path):
     write(tmp_path, SAYS_STEPS)
     status, output, result = run(tmp_path, f"script.command={command}", gpus=1, is_process=False)
     assert status == (reason is not None) and (reason is None or reason in result.reason), output
-    assert reason or (result.status, result.scale.global_batch) == ("ok", 8)
+    if reason is None:
+        assert (result.status, result.scale.global_batch) == ("ok", 8)
+        assert result.ranks[0].params is None and result.ranks[0].script.leader is None, "it has no optimizer"
 
 
 @pytest.mark.slow
@@ -247,13 +249,6 @@ def test_a_command_that_starts_another_number_of_ranks_is_one_line(tmp_path):
     write(tmp_path, LOOP + GROUP + "while True: train(model, optimizer)\n")
     status, output, result = run(tmp_path, "script.command=torchrun --nproc-per-node=1 train.py")
     assert status == 1 and "does script.command have @gpus where it says how many?" in result.reason, output
-
-
-@pytest.mark.slow
-def test_a_loop_without_an_optimizer_says_its_steps(tmp_path):
-    status, output, result = run(tmp_path, write(tmp_path, SAYS_STEPS), gpus=1)
-    assert (status, result.status, result.scale.global_batch) == (0, "ok", 8), output
-    assert result.ranks[0].params is None and result.ranks[0].script.leader is None
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -226,17 +225,6 @@ def test_an_install_that_is_stopped_goes_on_with_horovod_the_next_time(home, ins
         process.communicate(timeout=30)
     assert process.returncode == 143
     assert install()[1][-1] == BUILT
-
-
-@pytest.mark.slow
-@pytest.mark.real
-def test_the_real_one_is_not_built_twice():
-    """In the environment of these tests; without a compiler, so that nothing is built if it is not as it should be."""
-    if not Path(sys.prefix, ".horovod").exists():
-        pytest.skip("`scalebench install horovod` has not built Horovod here")
-    env = {**os.environ, "CXX": "/nowhere/c++", "SCALEBENCH_APT": "no"}
-    done = subprocess.run(COMMAND, env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Horovod 0.28.1 is there\n", "")
 
 
 SMI = {"nvidia-smi": "echo 'GPU 0: some GPU'"}

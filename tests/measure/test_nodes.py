@@ -79,7 +79,7 @@ def test_without_a_monitor_the_machine_is_still_reported_and_an_out_of_memory_ki
 
 def report_of(number, **machine):
     of_node = dataclasses.replace(MACHINE, **{"hostname": f"n{number}", **machine})
-    return NodeReport(number, 2 * number, of_node, [])
+    return NodeReport(number, 2 * number, of_node)
 
 
 def test_the_machines_of_a_run_and_flags_of_unequal_ones(monkeypatch):

@@ -1,6 +1,5 @@
-"""What the plugin for pytest gives the tests of an author, and a contract as one test, in a pytest of its own."""
+"""What the plugin for pytest gives the tests of an author, in a pytest of its own."""
 
-import re
 import subprocess
 import sys
 
@@ -61,24 +60,3 @@ def test_a_process_that_is_left_runs_a_module_of_ours():
         with subprocess.Popen([sys.executable, "-c", "input()", argument], stdin=subprocess.PIPE) as child:
             assert [process.pid for process in list_own_children()] == [child.pid] * counts
             child.communicate(b"\n", timeout=LIMIT_S)
-
-
-CONTRACTS = """
-from tests.strategies.contracts.contract_classes import contract, contract_classes
-
-def why_incomparable(self, group):
-    raise AssertionError("asked")
-
-sound = contract("simulated", gpus=1)
-faulty = contract("simulated", gpus=1, name="faulty", why_incomparable=why_incomparable)
-globals().update(contract_classes([sound, faulty]))
-"""
-
-
-def test_questions_that_fail_are_named(tmp_path):
-    (tmp_path / "test_two.py").write_text(CONTRACTS)
-    status, output = run_pytest(tmp_path, "-W", "ignore", "-o", "markers=real", "test_two.py")
-    assert status == 1, output
-    failed = re.findall(r"^SUBFAILED\[(\w+)\] test_two\.py::(\w+)::test_contract", output, re.MULTILINE)
-    questions = ("evaluation", "losses_equal_the_baselines", "one_optimizer_step_per_batch")
-    assert failed == [(question, "TestSimulatedFaulty1") for question in questions], output

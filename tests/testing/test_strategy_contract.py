@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, run_contracts
-from scalebench.config.compose import compose_config
-from scalebench.config.resolve import resolve
 from scalebench.core.config_files import read_strategy_config, strategy_option_defaults
 from scalebench.strategies import registry
 from scalebench.testing import FaultContract
@@ -138,12 +136,6 @@ def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slo
     # One process with several GPUs: there is nothing to run without them.
     without_gpus = read_strategy_config("data_parallel")["adapter"]
     assert {target for target, count in quick.items() if not count} == {without_gpus}
-
-
-def test_rows_of_approximate_strategies_are_flagged():
-    for name, flagged in (("parameter_server", True), ("simulated", False)):
-        spec = resolve(compose_config([f"strategy={name}", "gpus=1"]))
-        assert ("approximate" in spec.flags) == flagged
 
 
 @pytest.mark.parametrize(("factor", "across", "text"), [

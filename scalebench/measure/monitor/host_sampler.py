@@ -9,10 +9,10 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
+from scalebench.core.machine import cpus
 from scalebench.core.machine.cpus import read_cpu_times, read_throttling, usable_cpus
 from scalebench.measure.monitor.time_series import SampleRows
 
@@ -20,7 +20,6 @@ PORT_COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_dat
 LANES = 4  # InfiniBand counts in units of four bytes, one of each lane
 
 LOOPBACK = "lo"
-_ROOT = Path("/")  # tests set a folder of their own
 
 
 class HostSampler:
@@ -33,7 +32,7 @@ class HostSampler:
     def __init__(self, rows: SampleRows, find_rank: Callable[[], int | None] | None = None) -> None:
         self._rows, self._find_rank = rows, find_rank
         rows.add(time.time(), "cpu", "cores", len(usable_cpus()))
-        self._ports = sorted(_ROOT.glob("sys/class/infiniband/*/ports/*/counters"))
+        self._ports = sorted(cpus.SYSTEM_ROOT.glob("sys/class/infiniband/*/ports/*/counters"))
 
     def sample(self) -> None:
         for sample_part in (self._cpu, self._quota, self._memory, self._network, self._disk, self._infiniband):
@@ -69,7 +68,7 @@ class HostSampler:
                 self._rows.add(at_s, f"net:{name}", "sent_bytes", counted.bytes_sent)
                 self._rows.add(at_s, f"net:{name}", "received_bytes", counted.bytes_recv)
         if self._find_rank is not None and (pid := self._find_rank()) is not None:
-            lines = _ROOT.joinpath(f"proc/{pid}/net/dev").read_text().splitlines()
+            lines = cpus.read_system_file(f"proc/{pid}/net/dev").splitlines()
             counters = next(line.split(":")[1].split() for line in lines if line.strip().startswith(f"{LOOPBACK}:"))
             self._rows.add(at_s, f"net:{LOOPBACK}", "sent_bytes", int(counters[8]))
             self._rows.add(at_s, f"net:{LOOPBACK}", "received_bytes", int(counters[0]))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.core.machine import gpus
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, RankRecord
@@ -131,8 +130,7 @@ def make_monitor_part(
     try:
         numbered: list[tuple[int | None, NodeReport | None]] = [*enumerate(reports)]
         if not reports:
-            visible = gpus.visible_gpus() if spec.device == "cuda" else []
-            numbered = [(None, NodeReport(0, 0, machine, visible, monitor_reason=reason))]
+            numbered = [(None, NodeReport(0, 0, machine, monitor_reason=reason))]
         nodes = [summarize_node(spec, ranks, folder, number, report) for number, report in numbered]
         flags = dict.fromkeys(flag for node in nodes for flag in node.flags)
         if has_unequal_clocks(
@@ -192,10 +190,10 @@ def summarize_node(
         return NodeMonitor(reason=report.monitor_reason or "there is no series")
     on_node = [rank for rank in ranks if number in (None, spec.places[rank.rank].node)]
     first = next((rank for rank in on_node if measured_window(rank) is not None), on_node[0] if on_node else None)
-    used = []
-    if spec.device == "cuda":
-        devices = {device for place in spec.places if number in (None, place.node) for device in place.devices}
-        used = _recorded_gpus(on_node, report.machine) or _nvml_numbers(devices, report.visible_gpus)
+    names = [name for rank in on_node for name in rank.gpus]
+    used = sorted(gpu.index for gpu in report.machine.gpus if f"{gpu.name} {gpu.uuid}" in names)
+    if None in names:  # unknown, as a part of a GPU (MIG), which has no figures of its own
+        used = []
     series = read_series(path)
     window = measured_window(first, series.times_s(MONITOR, RESUMED))
     node = NodeMonitor() if window is None else summarize_series(series, window, used, number)
@@ -207,24 +205,6 @@ def summarize_node(
         if device.lost_at_s is not None and first is not None:
             device.lost_at_s = clock_sync.to_rank_0_clock_s(device.lost_at_s, first)
     return node
-
-
-def _nvml_numbers(devices: set[int], visible: Sequence[int | None]) -> list[int]:
-    """Return NVML's numbers of the devices that processes call 0, 1, ..., which CUDA_VISIBLE_DEVICES selects. A part of
-    a GPU (MIG) has no figures of its own, and is left out."""
-    numbers = {visible[device] for device in devices if device < len(visible)}
-    return sorted(number for number in numbers if number is not None)
-
-
-def _recorded_gpus(ranks: Sequence[RankRecord], machine: Machine) -> list[int]:
-    """Return NVML's numbers of the GPUs whose UUIDs these ranks of the machine recorded; none where one is unknown.
-
-    The agent of the first rank, which has the monitor, sees one GPU where SLURM shows each rank its own.
-    """
-    names = [name for rank in ranks for name in rank.gpus]
-    if None in names:
-        return []
-    return sorted(gpu.index for gpu in machine.gpus if gpu.uuid and f"{gpu.name} {gpu.uuid}" in names)
 
 
 def summarize_series(

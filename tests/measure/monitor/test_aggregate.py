@@ -77,19 +77,6 @@ def test_a_monitor_without_figures_is_a_reason_and_no_failed_run(tmp_path, monke
     assert (result.status, result.monitor) == ("ok", MonitorRecord(reason=reason))
 
 
-def test_the_gpus_of_a_run_are_identified(tmp_path, monkeypatch):
-    """By what a process sees now, where no rank has recorded its own."""
-    monkeypatch.setattr(summary, "read_series", lambda path: both()[0])
-    monitor_path(tmp_path).touch()
-    spec = dataclasses.replace(gpu_spec(0.0), places=[RankPlacement(r, r, 0, [r], [], 1) for r in range(3)])
-    # One is a part of a GPU; the others are not visible any more.
-    for visible, numbers in (([5, 2, 0], [0, 2, 5]), ([5, None, 0], [0, 5]), ([5], [5])):
-        monkeypatch.setattr(summary.gpus, "visible_gpus", lambda visible=visible: visible)
-        monitor = make_monitor_part(spec, tmp_path, [measured_rank(0)], MACHINE, None).monitor
-        assert [(device.index, device.node) for device in monitor.devices] == [(number, None) for number in numbers]
-    assert make_monitor_part(dataclasses.replace(spec, device="cpu"), tmp_path, [], MACHINE, None).monitor.devices == []
-
-
 AHEAD_S = 15.0  # of node 1's clock: by that of node 0 its measured phase would be another part of its series
 GPUS = [Gpu(index, "samples up", f"GPU-{index}", 2**35, 1410, 1215, 400.0, 0, None) for index in range(3)]
 
@@ -115,11 +102,12 @@ def columns(node, util_share, sm_clock_mhz=1400.0):
     return values
 
 
-def measured_rank(number):
-    node = number // 2
+def measured_rank(number, is_known=True):
+    node, name = number // 2, f"samples up GPU-{1 + number % 2}" if is_known else None
     begin_s = BEGIN_S + 10.0 + AHEAD_S * node
     marks_s = {"warmup": begin_s - 5.0, "measure": begin_s, "evaluate": begin_s + 10.0}
-    return rank(number, hostname=f"n{node}", marks_s=marks_s, clock_offset_s=AHEAD_S if node else None)
+    changes = {"hostname": f"n{node}", "clock_offset_s": AHEAD_S if node else None, "gpus": [name], "marks_s": marks_s}
+    return rank(number, **changes)
 
 
 def spec_of(device="cuda"):
@@ -130,12 +118,11 @@ def spec_of(device="cuda"):
 
 
 REPORTS = [
-    NodeReport(node, 2 * node, dataclasses.replace(MACHINE, hostname=f"n{node}", gpus=GPUS), [1, 2])
-    for node in range(2)
+    NodeReport(node, 2 * node, dataclasses.replace(MACHINE, hostname=f"n{node}", gpus=GPUS)) for node in range(2)
 ]
 
 
-def combine(tmp_path, monkeypatch, samples, reports=None, device="cuda"):
+def combine(tmp_path, monkeypatch, samples, reports=None, unknown=(), device="cuda"):
     by_path = {}
     for node, each in enumerate(samples):
         if each is not None:
@@ -143,7 +130,7 @@ def combine(tmp_path, monkeypatch, samples, reports=None, device="cuda"):
             path.touch()
             by_path[path] = each
     monkeypatch.setattr(summary, "read_series", by_path.__getitem__)
-    ranks = [measured_rank(number) for number in range(4)]
+    ranks = [measured_rank(number, number not in unknown) for number in range(4)]
     return make_monitor_part(spec_of(device), tmp_path, ranks, MACHINE, None, REPORTS if reports is None else reports)
 
 
@@ -175,19 +162,6 @@ def test_figures_and_flags_of_two_nodes_are_combined(tmp_path, monkeypatch):
     assert [d.lost_at_s for d in result.monitor.devices] == [None, None, None, BEGIN_S - AHEAD_S]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(("named", "expected"), [((1, 2), [1, 2]), ((1, None), [1])], ids=["recorded", "unknown"])
-def test_gpus_of_a_node_are_those_that_its_ranks_recorded(named, expected, tmp_path, monkeypatch):
-    """Where SLURM shows each rank one GPU, the agent with the monitor sees that of the first rank alone."""
-    monkeypatch.setattr(summary, "read_series", lambda path: both()[0])
-    monitor_path(tmp_path, 0).touch()
-    names = [None if number is None else f"samples up GPU-{number}" for number in named]
-    ranks = [dataclasses.replace(measured_rank(number), gpus=[names[number]]) for number in range(2)]
-    report = dataclasses.replace(REPORTS[0], visible_gpus=[1])
-    node = summary.summarize_node(spec_of(), ranks, tmp_path, 0, report)
-    assert [device.index for device in node.devices] == expected
-
-
 def test_a_missing_part_makes_a_figure_null(tmp_path, monkeypatch):
     first, second = REPORTS
     killed = dataclasses.replace(second, monitor_reason="the monitor was killed by SIGKILL")
@@ -199,13 +173,13 @@ def test_a_missing_part_makes_a_figure_null(tmp_path, monkeypatch):
         assert [(d.node, d.index, d.sm_clock_mhz_min) for d in m.devices] == [(0, 1, 1400.0), (0, 2, 1400.0)]
         assert m == MonitorRecord(file=m.file, reason=reason, devices=m.devices)
         monitor_path(tmp_path, 1).unlink(missing_ok=True)
-    blind = dataclasses.replace(second, visible_gpus=[], monitor_reason="no GPU figures: no NVML")
-    m = combine(tmp_path, monkeypatch, both(), [first, blind]).monitor
+    blind = dataclasses.replace(second, monitor_reason="no GPU figures: no NVML")
+    m = combine(tmp_path, monkeypatch, both(), [first, blind], [3]).monitor
     assert (m.gpu_util_mean, m.energy_j, len(m.devices)) == (None, None, 2)
     assert m.cpu_util_mean == pytest.approx(0.5) and m.reason == "node 1: no GPU figures: no NVML"
-    m = combine(tmp_path, monkeypatch, both(), [dataclasses.replace(first, visible_gpus=[]), second]).monitor
+    m = combine(tmp_path, monkeypatch, both(), unknown=[0]).monitor
     assert (m.gpu_util_mean, len(m.devices)) == (None, 2)
-    m = combine(tmp_path, monkeypatch, both(), device="cpu").monitor
+    m = combine(tmp_path, monkeypatch, both(), unknown=range(4), device="cpu").monitor
     assert m.devices == [] and m.gpu_util_mean is None and m.cpu_util_mean == pytest.approx(0.5)
     for node in range(2):
         monitor_path(tmp_path, node).unlink()

@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ from scalebench.measure.monitor.process_sampler import MIN_OTHER_S, OTHER, Proce
 from scalebench.measure.monitor.summary import name_other_programs
 from scalebench.measure.monitor.time_series import SampleRows, TimeWindow, read_series
 from scalebench.measure.progress import RankProgress
+from tests.core.machine.conftest import put as put_file
 from tests.nvml_stand_in import put_in, read_table
 
 
@@ -119,17 +121,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @pytest.fixture
 def put(monkeypatch, tmp_path):
-    root = tmp_path / "root"
-    monkeypatch.setattr(host_sampler, "_ROOT", root)
-    monkeypatch.setattr(cpus, "SYSTEM_ROOT", root)
+    monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path / "root")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2})
-    (root / "proc").mkdir(parents=True)
-
-    def write(name, text):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-    return write
+    return partial(put_file, tmp_path / "root")
 
 
 def sampled_host(folder):
@@ -154,24 +148,21 @@ def test_the_cores_that_we_may_use(put, tmp_path):
         assert found.values("memory", "available_bytes")[0] > 0  # and nothing else is kept from being told
 
 
-@pytest.mark.parametrize(("is_counted", "cgroup", "files"), [
-    (True, "0::/a\n", {"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/cpu.stat": "{stat}"}),
-    (True, "0::/a\n", {"cpu.max": "5 10", "cpu.stat": "{stat}", "a/cpu.max": "9 10"}),  # of the folder above
-    (True, "4:cpu,cpuacct:/\n", {
-        "cpu,cpuacct/cpu.cfs_quota_us": "250000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        "cpu,cpuacct/cpu.stat": "{stat}",
-    }),  # version 1
-    (False, "0::/\n", {"cpu.max": "max 100000", "cpu.stat": "{stat}"}),
-    (False, "0::/\n", {"cpu.max": "150000 100000", "cpu.stat": "usage_usec 5\n"}),
+@pytest.mark.parametrize(("files", "counts"), [
+    ({"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/cpu.stat": "{stat}"}, [[80.0], [7.0]]),
+    ({"cpu.max": "5 10", "cpu.stat": "{stat}", "a/cpu.max": "9 10"}, [[80.0], [7.0]]),  # of the folder above
+    ({"cpu.max": "max 100000", "cpu.stat": "{stat}"}, [[], []]),
+    ({"cpu.max": "150000 100000", "cpu.stat": "usage_usec 5\n"}, [[], []]),
 ])  # fmt: skip
-def test_how_often_the_quota_of_cpu_time_was_used_up(is_counted, cgroup, files, put, tmp_path):
-    put("proc/self/cgroup", cgroup)
+def test_how_often_the_quota_of_cpu_time_was_used_up(files, counts, put, tmp_path):
+    """tests/core/machine has the quotas of cgroups of either version."""
+    put("proc/self/cgroup", "0::/a\n")
     for name, text in files.items():
-        stat = "usage_usec 9\nnr_periods 80\nnr_throttled 7\nthrottled_usec 5\n"
-        put(f"sys/fs/cgroup/{name}", text.format(stat=stat))
+        put(
+            f"sys/fs/cgroup/{name}", text.format(stat="usage_usec 9\nnr_periods 80\nnr_throttled 7\nthrottled_usec 5\n")
+        )
     found = sampled_host(tmp_path)
-    counts = [found.values("cpu", name) for name in ("quota_periods", "quota_periods_used_up")]
-    assert counts == ([[80.0], [7.0]] if is_counted else [[], []])
+    assert [found.values("cpu", name) for name in ("quota_periods", "quota_periods_used_up")] == counts
 
 
 def test_infiniband_counts_in_fours_and_loopbacks_of_their_network(put, tmp_path):
