@@ -298,6 +298,8 @@ FLAGS = [
     (on_gpus("ab", "A100 GPU-1", "A100 GPU-1"), "float32", {}, []),
     (on_gpus("aa", "A100 GPU-1", "A100 GPU-2"), "float32", {}, []),
     (on_gpus("aa", None, None), "float32", {}, []),
+    # A batch fits even where the allocator keeps giving back its cache.
+    *(([rank(allocator_retries=n)], "float32", {}, ["memory_full"] if n else []) for n in (3, 0, None)),
     # What a module changed or lacked.
     ([rank(threads=THREADS)], "float32", {}, []),
     ([rank(threads=8)], "float32", {}, ["threads_changed"]),

@@ -118,6 +118,9 @@ def test_the_question_is_a_key_that_is_swept():
         plan_module.check_question(question, planned)
     with pytest.raises(InputError, match="=seed: this sweep has one value of it; name one of gpus, str"):
         plan_module.check_question("seed", planned)
+    keys = plan_module.find_swept_keys(planned)
+    assert plan_module.name_settings(planned[-1].overrides, keys) == ["precision=bfloat16"]
+    assert plan_module.name_settings(["++script.args.a.b=1"], {"script.args.a.b"}) == ["a.b=1"]
 
 
 def test_a_repeat_is_what_its_overrides_compose_to():
