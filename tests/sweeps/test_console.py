@@ -224,17 +224,6 @@ def test_collectives_and_bandwidths_are_below_the_table(tmp_path, capsys):
     assert "bandwidth" in out and "memcpy" in out
 
 
-def test_a_table_of_trainings_summarizes_all_seeds(tmp_path, capsys):
-    sweeps.write_results(tmp_path, [training_run(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
-    consoles.Console().print_table([tmp_path])
-    lines = capsys.readouterr().out.splitlines()
-    assert "ddp_gloo on 2 devices: mse 0.15 after 4.00 s of training, 2 epochs; 2 of 4 seeds reached it" in lines
-    sweeps.write_results(tmp_path / "other", [training_run(), training_run("mirrored")])
-    consoles.Console().print_table([tmp_path / "other"])
-    out = capsys.readouterr().out
-    assert "time to" in out and " after " not in out  # one seed each: the table says it all
-
-
 def queue(**parts):
     return QueueState(**{"waiting": 0, "pending": 0, "reason": None, "runs": (), "over": 0, **parts})
 

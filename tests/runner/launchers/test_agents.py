@@ -20,7 +20,6 @@ import pytest
 from scalebench.config.resolve import resolve
 from scalebench.core import process, run_folder
 from scalebench.core.process import StartError
-from scalebench.core.result import read_result
 from scalebench.core.spec import HardwareSpec, write_spec
 from scalebench.runner import launchers, node_agent
 from scalebench.runner.launchers import link, supervise
@@ -409,17 +408,3 @@ def test_an_agent_ends_with_its_program_however_that_ends(tmp_path):
         pids = find_run_processes(tmp_path / "run")
         hands.program.kill()
         assert hands.end() == (-signal.SIGKILL, [1, 1]) and not find_running(pids)
-
-
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.parametrize("strategy", ["ddp_gloo", "multiworker_ring", "parameter_server"])
-def test_agents_start_the_ranks_of_every_framework(strategy, tmp_path):
-    """Two nodes, which are one here, with ranks that measure and ranks that serve them."""
-    with AgentUser([f"strategy={strategy}", *WORDS], tmp_path) as hands:
-        assert hands.end() == (0, [0, 0]), hands.said
-    result = read_result(tmp_path / "run" / "result.json")
-    assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
-    assert {rank.threads for rank in result.ranks} == {1} and result.phases.launch_s
-    left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert not [name for name in left if run_folder.TRANSIENT_FILES.fullmatch(name)]

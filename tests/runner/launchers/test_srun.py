@@ -16,7 +16,6 @@ from scalebench.sweeps.cohort import Cohort
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until
 from tests.runner.launchers import fake_srun
-from tests.runner.launchers.fake_srun import NOISE
 from tests.runner.launchers.fake_srun import job as job  # a fixture
 
 pytestmark = pytest.mark.cold
@@ -75,42 +74,6 @@ def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypa
     # Agents descend from a daemon of SLURM, and not from srun. Their ranks do not have the key.
     assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER
     assert variables[KEY_VARIABLE] and (tmp_path / "rank0.log").read_text() == "None\n"
-
-
-@pytest.mark.gpu
-def test_a_step_within_another_shares_its_resources(job, monkeypatch):
-    """The shell of `srun --pty bash` is a step that has all cores and GPUs: another would wait for them for ever."""
-    spec = job.spec(2)
-    for step, cohort, overlaps in ((srun.INTERACTIVE_STEP, None, False), ("0", None, True), (None, "c1", True)):
-        monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-        assert srun.overlap_variables(simulated_spec()) == {}, "a batch job"
-        if step is not None:
-            monkeypatch.setenv("SLURM_STEP_ID", step)
-        spec.cohort = cohort
-        assert srun.overlap_variables(spec) == ({"SLURM_OVERLAP": "1"} if overlaps else {})
-
-
-FAILURES = {
-    "srun reports an error": (
-        f"printf '{NOISE}srun: error: Unable to create step for job 12: Invalid generic resource\\n' >&2; exit 1",
-        ("failed", "srun: Unable to create step for job 12: Invalid generic resource"),
-    ),
-    "memory": (
-        "echo 'slurmstepd-n2: error: StepId=12.0 exceeded memory limit (2 > 1), being killed' >&2; exit 137",
-        ("oom", "SLURM: StepId=12.0 exceeded memory limit (2 > 1), being killed"),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", FAILURES)
-def test_a_failed_step_is_a_failed_run(case, job, tmp_path, monkeypatch):
-    monkeypatch.setattr("scalebench.runner.launchers.supervise.FOLLOW_LIMIT_S", 0.2)
-    script, expected = FAILURES[case]
-    job.script("srun", script)
-    result = run_spec(job.spec(2), tmp_path / "run")
-    assert (result.status, result.reason) == expected
-    assert not (tmp_path / "run" / run_folder.SRUN_HOSTS_FILE).exists()
 
 
 def test_a_missing_srun_is_a_failed_run(job, tmp_path):
