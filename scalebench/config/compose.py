@@ -217,13 +217,17 @@ class YamlSource(FileConfigSource):
     """Hydra's source of YAML files, which names a file that is none."""
 
     def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
         try:
-            return super().load_config(config_path)
+            result = super().load_config(config_path)
+            # Hydra does not see the header after a byte-order mark, which editors on Windows write.
+            if header := re.match(r"\ufeff\s*#\s*@package\s+(\S+)", path.read_text(encoding="utf-8")):
+                result.header["package"] = header[1]
+            return result
         except MarkedYAMLError:
             raise
         except (OSError, ValueError, YAMLError) as error:  # a single word, a wrong header, a zero byte, not in UTF-8
             line = " ".join(str(error).split())
-            path = Path(self.path, self._normalize_file_name(config_path))
             raise InputError(f"{path} is not a YAML file of keys and values: {line}") from error
 
 

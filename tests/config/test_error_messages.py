@@ -75,6 +75,8 @@ OWN_FILES = {  # the content of a file of the user's, and the line
     "begin it with # @package _global_",
     ("sweep/a", "hydra: {mode: MULTIRUN}"): "sweep/a.yaml: no key 'sweep.hydra'; if its keys are those of the whole ",
     ("sweep/a", "# @package _global_\ntrian: {seed: 1}"): "sweep/a.yaml: no key 'trian'; did you mean 'train'?",
+    # A byte-order mark, here in Latin-1, is read as if it were not there.
+    ("sweep/a", "\xef\xbb\xbf# @package _global_\ntrian: 1"): "sweep/a.yaml: no key 'trian'; did you mean 'train'?",
     ("sweep/a", "# @package _global_\ntrain: 3"): "sweep/a.yaml: train should hold keys with values, not 3",
     ("hardware/a", "defaults: [slurn]"): "hardware/a.yaml: no hardware 'slurn'; did you mean 'slurm'?",
     ("hardware/a", "defaults: [/foo: x]"): "hardware/a.yaml: no config group 'foo'; known: dataset, hardware, ",
