@@ -13,11 +13,12 @@ from scalebench.analysis.columns import COLUMN_KINDS, COUNT, FRAME_COLUMNS, RATE
 from scalebench.analysis.identity import Baselines, RunIdentity
 from scalebench.analysis.throughput import RoundRates
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import build_record
 from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import LOWER_IS_BETTER, Result
 from scalebench.core.run_folder import check_folder_name
-from scalebench.core.spec import StopSpec, has_stop, train_defaults
+from scalebench.core.spec import HardwareSpec, StopSpec, has_stop, train_defaults
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 
 HOUR_S = 3600.0
@@ -64,6 +65,7 @@ def summarize_run(result: Result, folder: Path) -> RunSummary:
     try:
         if result.scale.gpus < 1:
             raise ValueError(f"{result.scale.gpus} devices")
+        build_record(HardwareSpec, result.spec.get("hardware", {}))  # whose figures predictions compute with
         measurement = throughput.Measurement(result)
         cells = _make_own_cells(result, folder, measurement)
         _check(cells)

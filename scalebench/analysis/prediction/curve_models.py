@@ -69,7 +69,9 @@ def find_links(hardware: Hardware, rows: Sequence[Row], rates: RatesByLink | Non
     kind = links.get("kind") or ("nvlink" if "nvlink" in str(links.get("intra_node")).lower() else "peer")
     if kind not in step_model.LINK_EFFICIENCIES:
         raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(step_model.LINK_EFFICIENCIES)}")
-    nominal = (float(links.get(name) or 0) or None for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
+    nominal = [links.get(name) or None for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s")]
+    if not all(isinstance(rate, int | float | None) for rate in nominal):
+        raise InputError(f"hardware.links has bytes per second, not {' and '.join(map(str, nominal))}")
     per_node = per_node if rates is None else max(per_node, most_in_a_node)
     if hardware.get("this_machine") and hardware.get("devices") == "cpu" and hardware.get("max_nodes") == 1:
         per_node = math.inf

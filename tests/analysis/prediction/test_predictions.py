@@ -122,6 +122,7 @@ def test_runs_without_probes_take_the_rate_of_the_hardware():
     for hardware, reason in (
         (without, "hardware cpu has no links: set links.inter_node_bytes_per_s in its YAML"),
         ({**ALPHA, "links": {**ALPHA["links"], "kind": "rope"}}, "links.kind=rope should be one of nvlink"),
+        ({**ALPHA, "links": {"inter_node_bytes_per_s": "50 GB/s"}}, "bytes per second, not None and 50 GB/s"),
     ):  # fmt: skip
         assert reason in predict(make_runs(), hardware=hardware).reasons["ddp_gloo"]
 
