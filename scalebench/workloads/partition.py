@@ -85,8 +85,6 @@ def split_into_stages(network: Network, stages: int, costs: Sequence[float]) -> 
     nodes.
     """
     nodes = network.nodes
-    if len(costs) != len(nodes) or not all(0 <= cost < math.inf for cost in costs):
-        raise ValueError(f"costs of the {len(nodes)} nodes of {network.name} should be as many numbers from 0 on")
     for reason in impossible_stages_reasons(network, stages):
         raise InputError(reason)
     ends = _stage_ends(network, stages, costs)

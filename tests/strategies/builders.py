@@ -8,6 +8,7 @@ import numpy as np
 from scalebench.core.spec import StopSpec
 from scalebench.measure.timed_loop import TimedLoop, fixed_length_phase
 from scalebench.workloads.learning_rate import LearningRateSchedule
+from scalebench.workloads.network import Network
 from tests.builders.runs import StepLosses
 
 
@@ -31,6 +32,28 @@ def make_images(count, classes=10, side=32):
     labels = rng.integers(0, classes, count)
     images = rng.integers(0, 60, (count, side, side, 3)) + 13 * labels[:, None, None, None]
     return images.astype(np.uint8), labels
+
+
+def random_arrays(net, scale=1.0):
+    """Return all arrays of a network, biases and statistics too, variances above zero."""
+    rng = np.random.default_rng(0)
+    arrays = {a.name: rng.normal(scale=scale, size=a.shape).astype(np.float32) for a in net.arrays}
+    return {k: np.abs(v) + 0.5 if k.endswith("variance") else v for k, v in arrays.items()}
+
+
+def random_floats(shape, samples=2):
+    return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
+
+
+def residual_network():
+    """Return a network with a little of everything, padded as TensorFlow would not pad it."""
+    net = Network("net", (10, 10, 3))
+    x = net.relu(net.batch_norm(net.conv(net.input, "conv1", 8, 3, 2, padding=1, bias=False), "bn1"))
+    y = net.conv(net.zero_pad(x, 1), "conv2", 8, 3, 1, "valid", bias=False)
+    y = net.max_pool(net.relu(net.add(net.batch_norm(y, "bn2"), x)), 3, 2, padding=1)
+    y = net.concat(net.lrn(y, 2, 1.0, 0.1, 0.75), net.avg_pool(y, 3, 1, "same"), net.conv(y, "conv3", 4, 3))
+    net.dense(net.flatten(y), "dense", 3)
+    return net
 
 
 def scheduled_rates(spec, steps, steps_per_epoch):

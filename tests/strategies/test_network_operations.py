@@ -13,6 +13,7 @@ import torch
 from scalebench.strategies.tensorflow import model as tensorflow_model
 from scalebench.strategies.torch import model as torch_model
 from scalebench.workloads.network import Network
+from tests.strategies.builders import random_arrays, random_floats
 
 SHAPES = {1: (11, 3), 2: (9, 12, 3)}  # positions, channels; height, width, channels
 # In TensorFlow only images lie in memory one way or the other.
@@ -37,9 +38,7 @@ class Model(NamedTuple):
 
 
 def build(framework, net, **settings):
-    rng = np.random.default_rng(0)
-    arrays = {a.name: rng.normal(size=a.shape).astype(np.float32) for a in net.arrays}
-    arrays = {k: np.abs(v) + 0.5 if k.endswith("variance") else v for k, v in arrays.items()}
+    arrays = random_arrays(net)
     make = run_in_torch if framework == "torch" else run_in_tensorflow
     run, read = make(net, arrays, **settings)
     return Model(run, arrays, partial(read, statistics=True))
@@ -66,10 +65,6 @@ def run_in_tensorflow(net, arrays, **settings):
         return np.moveaxis(outputs, 1, -1) if made.channels_first and outputs.ndim == 4 else outputs
 
     return run, partial(tensorflow_model.read_weights, made)
-
-
-def random_floats(shape, samples=2):
-    return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
 def windows(x, node, window, fill):

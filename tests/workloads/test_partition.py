@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 from pathlib import Path
 
 import numpy as np
@@ -150,18 +149,6 @@ def test_too_many_stages_are_an_input_error():
         split_into_stages(mlp, 0, node_training_flops(mlp))
     with pytest.raises(InputError, match="model net can be cut into at most 1 stage, the strategy needs 2"):
         split_into_stages(build_blocks(["residual"]), 2, node_training_flops(build_blocks(["residual"])))
-
-
-def test_networks_of_one_stage_and_costs_of_other_nodes():
-    net = build_blocks(["relu", "relu"])
-    assert find_cuts(net) == [1] and max_stages(net) == 1
-    (only,) = split_into_stages(net, 1, [0.0] * 3)
-    assert only.nodes == tuple(net.nodes[1:])
-    net = build_blocks(["dense"] * 4)
-    assert len(net.nodes) == 5
-    for wrong in ([1.0], [-1.0] * 5, [math.nan] * 5, [math.inf] * 5):
-        with pytest.raises(ValueError, match="costs of the 5 nodes of net"):
-            split_into_stages(net, 2, wrong)
 
 
 def spec_of(samples, global_batch, gpus, feed="host"):

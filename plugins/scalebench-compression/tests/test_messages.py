@@ -89,16 +89,6 @@ def test_odd_parameters(made: Any, share: float) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in one.net.parameters())
 
 
-def test_nothing_travels_while_the_exchange_is_off(made: Any) -> None:
-    """And of a step in parts all at once: gradients are added up first, and compressed with the last part."""
-    one = trained(made, "train.accumulate=4")
-    assert sum(message.size_bytes for message in one.messages()) == 8 * 15345
-    one.set_gradient_sync(False)
-    one._step_bytes = []
-    one.step(CURVES)
-    assert one.messages() == []
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -116,12 +106,3 @@ def test_a_scaled_loss_with_and_without_error_feedback(made: Any) -> None:
     with pytest.raises(Unsupported, match=r"train\.precision=float16 scales each loss differently: take bfloat16"):
         made("ddp_topk", "train.precision=float16").setup()
     made("ddp_topk", "train.precision=float16", "strategy.options.error_feedback=false").setup()
-
-
-def test_who_carried_it(made: Any) -> None:
-    one = made("ddp_topk")
-    one.setup()
-    with pytest.raises(RuntimeError, match="there was no training"):
-        one.backend_used()
-    one.step(CURVES)
-    assert one.backend_used() == "gloo"

@@ -27,12 +27,6 @@ def test_each_row_counts_once(samples: int, devices: int, pieces: int) -> None:
     assert dealt.rows.shape[2] == -(-part // pieces)
 
 
-def test_no_counts_where_all_is_even() -> None:
-    dealt = split_batch(12, 3, 2)
-    assert dealt.counts is None
-    assert np.array_equal(dealt.rows.ravel(), np.arange(12))
-
-
 def test_devices_have_contiguous_parts_and_the_first_ones_what_is_left() -> None:
     dealt = split_batch(5, 2, 1)
     assert dealt.rows.tolist() == [[[0, 1, 2]], [[3, 4, 0]]]

@@ -90,23 +90,6 @@ def test_pieces_add_up(samples: int) -> None:
     assert_same(together.gradients, jax.tree.map(np.add, first.gradients, second.gradients))
 
 
-def test_gradients_are_of_the_share_of_the_global_batch() -> None:
-    inputs, targets = pictures(4)
-    replica, part = make_replica(), make_part(*pictures(4))
-    mean, of_more = sum_parts(replica, part, 4), sum_parts(replica, part, 12)
-    assert_same(jax.tree.map(lambda one: one / 3, mean.gradients), of_more.gradients)
-    assert float(mean.loss_sum) == pytest.approx(float(of_more.loss_sum))
-    loss_sum = jax.jit(replica.training_loss)(replica.initial_state(), make_part(inputs, targets), 0)
-    assert float(loss_sum) == pytest.approx(float(mean.loss_sum), rel=1e-5)
-
-
-def test_the_initial_state_is_seeded() -> None:
-    one, other = make_replica().initial_state(), make_replica().initial_state()
-    assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
-    assert one.steps == 0
-    assert sum(array.size for array in one.weights.values()) == make_replica().network.parameters
-
-
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_precision_is_read_off_the_program(name: str) -> None:
     replica = make_replica(precision=name)

@@ -14,14 +14,7 @@ from scalebench.core.spec import TrainSpec
 from scalebench.strategies.tensorflow import optimizer as training
 from scalebench.strategies.tensorflow.model import OPERATIONS, NetworkModel, lookup_rows
 from scalebench.workloads.network import Network
-from tests.strategies.builders import step_weight
-
-
-def random_arrays(net):
-    """All of them, biases and statistics too, variances above zero."""
-    rng = np.random.default_rng(0)
-    arrays = {a.name: rng.normal(size=a.shape).astype(np.float32) for a in net.arrays}
-    return {k: np.abs(v) + 0.5 if k.endswith("variance") else v for k, v in arrays.items()}
+from tests.strategies.builders import random_arrays, random_floats, residual_network, step_weight
 
 
 def model(net, **others):
@@ -29,23 +22,8 @@ def model(net, **others):
     return NetworkModel(net, arrays, **others), arrays
 
 
-def random_floats(shape, samples=2):
-    return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
-
-
-def residual():
-    """A little of everything; its first convolution is padded as TensorFlow would not pad it."""
-    net = Network("net", (10, 10, 3))
-    x = net.relu(net.batch_norm(net.conv(net.input, "conv1", 8, 3, 2, padding=1, bias=False), "bn1"))
-    y = net.conv(net.zero_pad(x, 1), "conv2", 8, 3, 1, "valid", bias=False)
-    y = net.max_pool(net.relu(net.add(net.batch_norm(y, "bn2"), x)), 3, 2, padding=1)
-    y = net.concat(net.lrn(y, 2, 1.0, 0.1, 0.75), net.avg_pool(y, 3, 1, "same"), net.conv(y, "conv3", 4, 3))
-    net.dense(net.flatten(y), "dense", 3)
-    return net
-
-
 def outputs_and_gradients(inputs, **settings):
-    made = model(residual(), **settings)[0]
+    made = model(residual_network(), **settings)[0]
 
     @tf.function(autograph=False)
     def compute(x):

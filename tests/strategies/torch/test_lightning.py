@@ -66,18 +66,6 @@ def test_the_optimizer_state_follows_the_model(strategy, source):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sigterm", ["lightning", "never"])
-def test_the_broadcast_of_sigterm_is_part_of_the_synchronization(strategy, sigterm):
-    lightning, calls = strategy("lightning_ddp_gloo", strategy__options__sigterm=sigterm), []
-    loop = SimpleNamespace(_broadcast_sigterm_tensor=lambda: calls.append(lightning._sync_on))
-    lightning._switch_sigterm_broadcast(loop)
-    for on in (True, False):
-        lightning.set_gradient_sync(on)
-        loop._broadcast_sigterm_tensor()
-    assert calls == ([True] if sigterm == "lightning" else [])
-
-
-@pytest.mark.gpu
 def test_a_lightning_without_that_broadcast(strategy, monkeypatch):
     monkeypatch.delattr(trainer._TrainingEpochLoop, trainer.SIGTERM_HOOK)
     lightning = strategy("lightning_ddp_gloo", strategy__options__sigterm="never")

@@ -1,7 +1,6 @@
 """One rank: steps, weights of uneven shards, ways of feeding, metrics, options, memory, and errors during set-up."""
 
 import re
-import threading
 import weakref
 from contextlib import nullcontext
 from itertools import islice
@@ -204,14 +203,6 @@ def test_a_fixed_batch_is_made_once(source):
     actual = first_batches(source(feed="fixed"), "fixed")
     assert all(batch is actual[0] for batch in actual)
     assert torch.equal(actual[0].inputs, first_batches(source(), "host")[0].inputs)
-
-
-def test_closing_ends_the_thread(source):
-    batches = feeding.feed_batches(source(), CPU, "host", "queue")
-    next(batches)
-    assert any(thread.name.startswith("prefetch") for thread in threading.enumerate())
-    batches.close()
-    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
 def test_next_copy_is_issued_after_waiting_for_this_one(source, monkeypatch):

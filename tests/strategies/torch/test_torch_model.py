@@ -13,26 +13,14 @@ from scalebench.strategies.torch.model import Lstm, NetworkModule, attend, load_
 from scalebench.strategies.torch.profiling import count_flops
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
+from tests.strategies.builders import random_arrays, random_floats, residual_network
 
 
 def module(net, scale=1.0, **others):
     """Return the module with random arrays, including biases and statistics, and these arrays."""
-    rng = np.random.default_rng(0)
-    arrays = {a.name: rng.normal(scale=scale, size=a.shape).astype(np.float32) for a in net.arrays}
-    arrays = {k: np.abs(v) + 0.5 if k.endswith("variance") else v for k, v in arrays.items()}
-    made = NetworkModule(net, **others)
+    made, arrays = NetworkModule(net, **others), random_arrays(net, scale)
     load_weights(made, arrays)
     return made, arrays
-
-
-def output(made, inputs):
-    with torch.no_grad():
-        actual = made(torch.from_numpy(inputs))
-    return actual.movedim(1, -1).numpy()
-
-
-def drawn(shape, samples=2):
-    return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
 def test_batch_norm_of_single_values():
@@ -40,29 +28,18 @@ def test_batch_norm_of_single_values():
     net = Network("net", (6,))
     net.batch_norm(net.input, "bn")
     made, arrays = module(net)
-    np.testing.assert_allclose(output(made, drawn((6,), 1))[0], arrays["bn/beta"], atol=1e-6)
+    outputs = made(torch.from_numpy(random_floats((6,), 1))).detach()
+    np.testing.assert_allclose(outputs[0], arrays["bn/beta"], atol=1e-6)
     np.testing.assert_array_equal(made.get_submodule("bn").running_var, arrays["bn/moving_variance"])
-
-
-def residual():
-    """Return a network with everything that the plan rewrites: in-place activations."""
-    net = Network("net", (9, 9, 3))
-    x = net.relu(net.batch_norm(net.conv(net.input, "conv1", 8, 3, 2, padding=2), "bn1"))
-    y = net.conv(x, "conv2", 8, 3, 1, padding=1)
-    y = net.relu(net.add(net.batch_norm(y, "bn2"), x))
-    shared = net.zero_pad(y, 1)
-    y = net.add(net.conv(shared, "conv3", 4, 3, 1, "valid"), net.conv(shared, "conv4", 4, 3, 1, "valid"))
-    net.dense(net.flatten(net.concat(net.relu(y), y)), "dense", 3)
-    return net
 
 
 def test_images_are_not_copied(monkeypatch):
     """A batch is channels_last in memory already, and every activation stays so."""
-    made = module(residual())[0]
+    made = module(residual_network())[0]
     observed = []
     for name in ("conv1", "conv2", "conv3"):
         made.get_submodule(name).register_forward_pre_hook(lambda _, args: observed.append(args[0]))
-    x = torch.from_numpy(drawn((9, 9, 3)))
+    x = torch.from_numpy(random_floats((10, 10, 3)))
     made(x)
     assert observed[0].data_ptr() == x.data_ptr()
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in observed)
