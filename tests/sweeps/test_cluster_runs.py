@@ -1,8 +1,7 @@
-"""Runs that are jobs of a scheduler, from the command line: submitted together, adopted, detached or cancelled."""
+"""Runs that are jobs of a scheduler, from the command line; tests/kubernetes and tests/cluster cancel and resume."""
 
 import dataclasses
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -10,13 +9,10 @@ import pytest
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench.cluster.submit import Submission, write_submission
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.spec import write_spec
-from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import follow
-from scalebench.runner.jobs.job import QueueState, write_result_for
+from scalebench.runner.jobs.job import QueueState
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.console import Console
@@ -28,38 +24,19 @@ WORDS = ["hardware=testcluster", *SHORT_WORDS, "measure.repeats=1", "sweep.repor
 
 
 class LocalCluster:
-    """A JobFollower without a cluster: this machine does the runs at once, the last of them first."""
-
-    # `call` sets jobs, seen, limits, how often it was cancelled, and after how many results which signal comes.
+    """A JobFollower without a cluster: this machine does the runs at once, the last of them first. `call` sets jobs,
+    seen and limits."""
 
     def __init__(self, slurm, max_jobs, on_change, submit):
         LocalCluster.limits.append(max_jobs)
-        self.unfinished, self._on_change = 0, on_change
+        self._on_change = on_change
 
     def follow(self, jobs, adopted):
         LocalCluster.jobs += jobs
-        requests = [*(request for job in jobs for request in job.requests), *adopted]
+        requests = [request for job in jobs for request in job.requests]
         LocalCluster.seen += requests
-        LocalCluster.adopted = adopted
-        self._left, self._yielded = list(requests), 0
-        self.unfinished = len(requests)
         self._on_change(QueueState(0, len(requests), "Priority", (), 0))
-        return iter(self._next, None)
-
-    def _next(self):
-        if not self._left:
-            return None
-        if self._yielded == LocalCluster.interrupt_after or process.cancelled.is_set():
-            LocalCluster.interrupt_after = None
-            signal.raise_signal(LocalCluster.sign)
-        self._yielded, self.unfinished = self._yielded + 1, self.unfinished - 1
-        request = self._left.pop()
-        if LocalCluster.cancelled:
-            return request, write_result_for(request, RunOutcome("cancelled", "cancelled"))
-        return request, run_spec(without_nodes(request.spec), request.folder)
-
-    def cancel(self):
-        LocalCluster.cancelled += 1
+        return ((request, run_spec(without_nodes(request.spec), request.folder)) for request in reversed(requests))
 
 
 def without_nodes(spec):
@@ -71,8 +48,7 @@ def without_nodes(spec):
 @pytest.fixture
 def call(capsys, monkeypatch, tmp_path):
     """The program with these words on a machine with a cluster: status, output, errors."""
-    LocalCluster.jobs, LocalCluster.seen, LocalCluster.limits, LocalCluster.cancelled = [], [], [], 0
-    LocalCluster.sign, LocalCluster.interrupt_after = signal.SIGINT, None
+    LocalCluster.jobs, LocalCluster.seen, LocalCluster.limits = [], [], []
     monkeypatch.setattr(follow, "JobFollower", LocalCluster)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\nexit 1\n")
@@ -84,18 +60,6 @@ def call(capsys, monkeypatch, tmp_path):
         return status, out, err
 
     return called
-
-
-def answer(monkeypatch, word):
-    """Answer the question at Ctrl-C like a user at a terminal; return the numbers of jobs in the questions."""
-    questions = []
-
-    def confirm_cancel(self, jobs, ask):
-        questions.append(jobs)
-        return word == "y"
-
-    monkeypatch.setattr(Console, "confirm_cancel", confirm_cancel)
-    return questions
 
 
 def test_a_sweep_is_submitted_whole_and_ends_with_its_table(call):
@@ -164,58 +128,13 @@ def test_only_runs_that_fit_the_cluster_are_submitted(call):
     assert set(scalebench.load("s").hardware) == {"cpu", "testcluster"}
 
 
-@pytest.mark.slow
-def test_resume_keeps_successful_runs_and_adopts_running_jobs(call, monkeypatch):
-    """The first sweep's program was killed while the job of gpus=2 ran in its folder."""
-    call("--multirun", "gpus=1", "hydra.sweep.dir=m/one")
-    running = Path("m/killed/0").absolute()
-    monkeypatch.setattr(follow, "find_running_jobs", lambda root, slurm: {running: (of_two, 0)})
-    call("--multirun", "gpus=2", "baseline=none", "hydra.sweep.dir=n")
-    of_two = LocalCluster.seen[-1].spec.fingerprint
-    running.mkdir(parents=True)
-    write_spec(LocalCluster.seen[-1].spec, running)
-    write_submission(Submission("7", 0.0, None), running)
-    LocalCluster.seen.clear()
-    status, out, err = call("--multirun", "gpus=1,2,4", "resume=true", "hydra.sweep.dir=m/two")
-    assert (status, err) == (0, "")
-    assert [run.spec.gpus for run in LocalCluster.seen] == [1, 4, 2], "size 4 and its baseline"
-    assert [run.folder for run in LocalCluster.adopted] == [running]
-    assert scalebench.load("m/two").status.tolist() == ["ok"] * 4
-    assert "done before, kept" in out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("while_handled", [False, True])
-def test_cancelled_at_ctrl_c(call, monkeypatch, while_handled):
-    """The user decides once; finished runs stay, the others are recorded as cancelled, and all are reported. While a
-    result is handled it takes effect afterwards, and asks as always: no job keeps running unnoticed."""
-    questions = answer(monkeypatch, "y")
-    LocalCluster.interrupt_after = None if while_handled else 1
-    come, real = iter([while_handled]), Console.print_outcome
-
-    def print_outcome(*words):
-        if next(come, False):
-            os.kill(os.getpid(), signal.SIGINT)
-        return real(*words)
-
-    monkeypatch.setattr(Console, "print_outcome", print_outcome)
-    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", "hardware.slurm.jobs=per_run")
-    assert (status, questions, LocalCluster.cancelled) == (1, [2], 1)
-    assert err == "scalebench: cancelled; the same command with resume=true does the rest\n"
-    assert sorted(scalebench.load("s").status) == ["cancelled", "cancelled", "ok"]
-    assert json.loads(Path("s/sweep.json").read_text())["stopped"] and len(list(Path("s").glob("*/.hydra"))) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("sign", "questions"), [(signal.SIGINT, [2]), (signal.SIGHUP, [])])
-def test_the_user_detaches_at_ctrl_c_or_is_gone(call, monkeypatch, sign, questions):
-    """The jobs keep running, and their folders are not touched."""
-    asked = answer(monkeypatch, "n")
-    LocalCluster.interrupt_after, LocalCluster.sign = 1, sign
-    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", "hardware.slurm.jobs=per_run")
-    assert (status, asked, LocalCluster.cancelled) == (1, questions, 0)
-    assert err == "scalebench: 2 jobs keep running; the same command with resume=true waits for the rest\n"
-    assert scalebench.load("s").status.tolist() == ["ok"]
+def test_ctrl_c_waits_while_a_result_is_handled():
+    """It asks the user afterwards, as always: no job keeps running unnoticed."""
+    with process.interrupt_at_signals():
+        with cluster_runs.delay_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            assert not process.cancelled.is_set()
+        assert process.cancelled.is_set()
 
 
 @pytest.mark.parametrize(

@@ -124,28 +124,6 @@ def test_several_values_are_a_sweep_in_the_folder_that_was_named():
     assert os.listdir() == ["here"] and {"0", "1"} <= {*os.listdir("here")}
 
 
-@pytest.mark.slow
-def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(capsys, sweep):
-    assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "hydra.run.dir=s"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\[1/2\] simulated gpus=1 repeat=0 \.\.\. \(about \d+ s of the sweep left\)", out[0])
-    assert out[2] == "[2/2] simulated gpus=1 repeat=1 ..."
-    for line, repeat in ((out[1], 1), (out[3], 2)):
-        head = rf"✓ \[{repeat}/2\] simulated 1 device, repeat {repeat} of 2"
-        assert re.fullmatch(rf"{head}  [\d,]+ samples/s( ± [\d.]+ %)?  \d+ s", line)
-    first = rows()
-    assert first.repeat.tolist() == [0, 1] and first.fingerprint.nunique() == 1
-
-    words = ("gpus=1", "measure.repeats=3", "resume=true")
-    status, longer, _ = sweep(*words, folder="t")
-    assert status == 0 and longer.count("done before, kept") == 2
-    assert rows("t").run_id.tolist()[:2] == first.run_id.tolist()
-    assert rows("t").repeat.tolist() == [0, 1, 2]
-    together = scalebench.pooled(".")  # with the copies of the first two
-    assert together.repeats.tolist() == [3] and together.interval_over.tolist() == ["repeats"]
-    assert {"pooled.csv", "pooled.parquet"} <= {*os.listdir("s")} & {*os.listdir("t")}
-
-
 @pytest.mark.parametrize("words", [["measure.repeats=2"], ["--run", "hydra.mode=RUN", "measure.repeats=2"]])
 def test_a_dry_run_with_repeats_lists_them_all(capsys, words):
     assert program.main([*SHORT, *words, "gpus=1", "dry_run=true"]) == 0

@@ -75,23 +75,6 @@ def with_services(spec):
     return spec
 
 
-@pytest.mark.slow
-def test_services_end_with_the_chief(tmp_path, program):
-    """Also one that ignores SIGTERM; none of them counts as failed."""
-    module = program("""
-        if rank == 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        (folder / f"up{rank}").touch()
-        while rank or len(list(folder.glob("up*"))) < 3:
-            time.sleep(0.01)
-    """)
-    begin_s = time.monotonic()
-    ended = launch_run(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
-    assert time.monotonic() - begin_s < 20
-    assert (ended.exit_codes, ended.died_first, ended.timeout) == ([0, None, None], [], None)
-    assert ended.services == {1: "ps", 2: "worker"} and not find_running(ended.pids)
-
-
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_service_that_ends_before_the_chief_ends_the_run(code, tmp_path, program):
     """With any exit status, since the chief would wait for it. The other services are ended at once."""
