@@ -287,7 +287,41 @@ done"""
     assert used[0][1].endswith("update") and used[1][1].endswith("openmpi-bin libopenmpi-dev")
 
 
-def test_nccl_where_everything_for_it_is_there(home):
+OTHER_NVCC = "nvcc of CUDA 13 as PyTorch 2.13.0+cu130 ({}/nvcc is of CUDA 12.4; "
+OTHER_NVCC += "HOROVOD_CUDA_HOME=/usr/local/cuda-13.0 names another)"
+NCCL, CUDA_13 = "HOROVOD_GPU_OPERATIONS", nvcc("13.2")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("there", "variables", "is_nccl", "needs"), [
+    (GPU, {}, True, None),
+    (CUDA_13, {"SCALEBENCH_GPU": "yes"}, True, None),  # an image is built where no GPU is in sight
+    (CUDA_13, {NCCL: "NCCL"}, True, None),
+    (CUDA_13, {}, False, None),
+    (GPU, {"SCALEBENCH_GPU": "no"}, False, None),
+    (GPU, {NCCL: "none"}, False, None),
+    ({**SMI, **nvcc("12.4")}, {}, False, OTHER_NVCC),
+    (SMI, {NCCL: "none"}, False, "nvcc"),
+])  # fmt: skip
+def test_horovod_is_built_for_cuda_with_the_nvcc_of_pytorch_alone(home, there, variables, is_nccl, needs):
+    """Its CUDA code is compiled wherever PyTorch has CUDA, also without GPU operations."""
+    home.programs(COMPILER, MPI, there)
+    home.site.torch("2.13.0+cu130", "13.0")
+    home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo nccl cuda")
+    (home.folder / "nccl.h").touch()
+    status, out, _ = home.install(HOROVOD_NCCL_INCLUDE=str(home.folder), CUDA_HOME="/nowhere", **variables)
+    reported = home.environment_of_build()
+    assert status == 0 and reported["NVCC_APPEND_FLAGS"] == "-std=c++17"
+    assert reported.get(NCCL) == ("NCCL" if is_nccl else None)
+    assert (".build-" in reported["PYTHONPATH"]) == (needs is not None), "where it is hidden"
+    if needs is None:
+        assert reported["CUDA_HOME"] == reported["HOROVOD_CUDA_HOME"] == str(home.folder)
+    else:
+        notes = [line for line in out if line.startswith("Horovod for")]
+        assert notes == [f"Horovod for training on CPUs alone; on GPUs it needs {needs.format(home.bin)}"]
+
+
+def test_nccl_leaves_tensorflow_out_and_without_it_another_horovod_is_built(home):
     home.programs(COMPILER, MPI, GPU)
     home.site.torch("2.13.0+cu130", "13.0")
     home.site.distribution("tensorflow", "2.21.0")
@@ -296,21 +330,10 @@ def test_nccl_where_everything_for_it_is_there(home):
     status, out, _ = home.install(HOROVOD_NCCL_INCLUDE=str(home.folder))
     assert (status, out[-1]) == (0, "Horovod 0.28.1 with PyTorch 2.13.0+cu130: MPI, Gloo, NCCL")
     assert out[0].startswith("Horovod without TensorFlow, with which the GPU operations do not compile")
-    reported = home.environment_of_build()
-    assert (reported["HOROVOD_GPU_OPERATIONS"], reported["HOROVOD_WITHOUT_TENSORFLOW"]) == ("NCCL", "1")
-    assert reported["NVCC_APPEND_FLAGS"] == "-std=c++17"
-    # Without a GPU in sight, as while an image is built, it has to be asked for.
-    (home.bin / "nvidia-smi").unlink()
-    variables = {"HOROVOD_NCCL_INCLUDE": str(home.folder)}
-    assert home.install(HOROVOD_GPU_OPERATIONS="NCCL", **variables) == THERE
+    assert home.environment_of_build()["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
     home.site.horovod({"pytorch": "2.13.0+cu130", "tensorflow": "2.21.0"})
-    assert home.install(**variables)[0] == 0 and "HOROVOD_GPU_OPERATIONS" not in home.environment_of_build()
-    home.programs(GPU)
-    assert home.install(HOROVOD_GPU_OPERATIONS="none", **variables) == THERE
-    shutil.rmtree(home.wheels)
-    home.stamp.unlink()
-    home.install(HOROVOD_GPU_OPERATIONS="none", **variables)
-    assert "HOROVOD_GPU_OPERATIONS" not in home.environment_of_build()
+    assert home.install(HOROVOD_GPU_OPERATIONS="none")[0] == 0 and home.builds() == 2
+    assert "HOROVOD_WITHOUT_TENSORFLOW" not in home.environment_of_build()
 
 
 @pytest.mark.gpu
@@ -337,45 +360,6 @@ def test_the_nccl_of_pytorchs_wheel_is_taken_unless_another_is_named(home):
     home.install(HOROVOD_NCCL_INCLUDE=str(other))
     reported = home.environment_of_build()
     assert reported["HOROVOD_NCCL_INCLUDE"] == str(other) and "HOROVOD_NCCL_LIB" not in reported
-
-
-OTHER_NVCC = "nvcc of CUDA 13 as PyTorch 2.13.0+cu130 ({}/nvcc is of CUDA 12.4; "
-OTHER_NVCC += "HOROVOD_CUDA_HOME=/usr/local/cuda-13.0 names another)"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("compiler", "operations"), [("13.2", "none"), ("12.4", "auto"), (None, "none")])
-def test_horovod_is_built_for_cuda_with_the_nvcc_of_pytorch_alone(home, compiler, operations):
-    """Its CUDA code is compiled wherever PyTorch has CUDA, also without GPU operations; NCCL is refused at once."""
-    home.programs(COMPILER, MPI, SMI, nvcc(compiler) if compiler else {})
-    home.site.torch("2.13.0+cu130", "13.0")
-    home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo cuda")
-    needs = OTHER_NVCC.format(home.bin) if compiler else "nvcc"
-    if compiler == "12.4":
-        (home.folder / "nccl.h").touch()
-        (err,) = home.install(HOROVOD_GPU_OPERATIONS="NCCL", HOROVOD_NCCL_INCLUDE=str(home.folder))[2]
-        assert err == f"Horovod was not installed: HOROVOD_GPU_OPERATIONS=NCCL needs {needs}" and home.builds() == 0
-    nowhere = {"HOROVOD_NCCL_INCLUDE": "/nowhere", "CUDA_HOME": "/nowhere"}
-    status, out, _ = home.install(HOROVOD_GPU_OPERATIONS=operations, **nowhere)
-    environment = home.environment_of_build()
-    assert status == 0 and environment["NVCC_APPEND_FLAGS"] == "-std=c++17"
-    assert (".build-" in environment["PYTHONPATH"]) == (compiler != "13.2"), "where it is hidden"
-    if compiler == "13.2":
-        assert environment["CUDA_HOME"] == environment["HOROVOD_CUDA_HOME"] == str(home.folder)
-    else:
-        assert out[0] == f"Horovod for training on CPUs alone; on GPUs it needs {needs}"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("choice", "is_built"), [("yes", True), ("no", False)])
-def test_the_variable_stands_in_for_nvidia_smi(home, choice, is_built):
-    """An image is built, and a login node installs, where no GPU is in sight."""
-    home.programs(COMPILER, MPI, nvcc("13.0"), SMI if choice == "no" else {})
-    home.site.torch("2.13.0+cu130", "13.0")
-    home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo nccl cuda")
-    (home.folder / "nccl.h").touch()
-    assert home.install(SCALEBENCH_GPU=choice, HOROVOD_NCCL_INCLUDE=str(home.folder))[0] == 0
-    assert ("HOROVOD_GPU_OPERATIONS" in home.environment_of_build()) == is_built
 
 
 def test_what_is_missing_is_named(home):

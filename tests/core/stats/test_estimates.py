@@ -268,32 +268,6 @@ def test_a_variance_is_the_mean_of_both_by_degrees_of_freedom_unless_it_is_wilde
     assert moderate(logs, Prior(0.0004 / 2.6, 30.0)) == mean_of_logs(logs)
 
 
-def test_limits_by_the_others_of_two_repeats_or_a_single_other_configuration():
-    levels = World("", 0.03).draw(np.random.default_rng(3), 4, 3)
-    table = RepeatTable({0: {0: levels[0, 0], 1: levels[0, 1]}, **{k: dict(enumerate(levels[k])) for k in (1, 2, 3)}})
-    assert table.mean(0, levels[0, :2]).degrees_of_freedom > 2
-    assert make_table(levels[:2, :2]).mean(0, levels[0, :2]).degrees_of_freedom == 1
-    levels = np.zeros((5, 3)) + np.arange(5)[:, None]
-    estimate = make_table(levels).difference(1, 0, levels[1] - levels[0]).to_estimate()
-    assert (estimate.low, estimate.high) == pytest.approx((math.e, math.e), rel=1e-6)
-    levels = np.array([[0.0, 0.02, 0.01], [1.0, 1.0, 1.03], [2.0, 2.02, 2.06]])
-    actual = make_table(levels).difference(0, 1, levels[0] - levels[1])
-    own, beside = (levels[0] - levels[1]).var(ddof=1), (levels[2] - levels[:2].mean(axis=0)).var(ddof=1)
-    assert actual.degrees_of_freedom == 4
-    assert actual.variance == pytest.approx((own + 2 * beside / 1.5) / 2 / 3)
-
-
-def test_what_the_machine_does_in_a_repeat_is_known_once():
-    """Ten configurations that all follow the machine tell as much of it as one; of what differs between them, much."""
-    rng = np.random.default_rng(5)
-    alike = World("", 0.001, drift=0.1).draw(rng, 10, 3)
-    table = make_table(alike)
-    assert 2 <= table.mean(0, alike[0]).degrees_of_freedom < 2.1, "three repeats, whoever was measured in them"
-    assert table.difference(0, 1, alike[0] - alike[1]).degrees_of_freedom > 8
-    independent = [World("", 0.1).draw(rng, 10, 3) for _ in range(100)]
-    assert np.median([make_table(each).mean(0, each[0]).degrees_of_freedom for each in independent]) > 12
-
-
 def test_a_repeat_that_failed_leaves_the_others():
     levels = World("", 0.03, drift=0.2).draw(np.random.default_rng(7), 6, 4)
     full = make_table(levels).difference(0, 1, levels[0] - levels[1])
