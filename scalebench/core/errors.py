@@ -62,6 +62,13 @@ def unknown_name_message(kind: str, name: str, candidates: Iterable[str], way_ou
     return f"no {kind} '{name}'; {suggest_names(name, candidates, way_out)}"
 
 
+def check_type(key: str, value: object, default: object) -> None:
+    """Raise InputError for a value of another type than its default; None has none."""
+    kinds = (int, float) if type(default) is float else (type(default),)
+    if default is not None and type(value) not in kinds:
+        raise InputError(f"{key}={value!r} should be {type(default).__name__}, as its default {default!r}")
+
+
 def suggest_names(name: str, candidates: Iterable[str], way_out: str | None = None) -> str:
     """Return `did you mean 'mirrored'?`; where no name is near, `way_out`, else all names."""
     names = sorted(candidates)

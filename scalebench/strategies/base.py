@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol,
 
 from numpy.typing import NDArray
 
-from scalebench.core.errors import InputError, PluginError, suggest_names, unknown_name_message
+from scalebench.core.errors import InputError, PluginError, check_type, suggest_names, unknown_name_message
 from scalebench.core.probe_record import Profile
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.result import ScriptRecord, StageRecord
@@ -413,11 +413,7 @@ def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) 
     for key, value in options.items():
         if key not in defaults:
             raise InputError(f"strategy {name} has no option '{key}'; {suggest_names(key, defaults)}")
-        default = defaults[key]
-        if not _matches_default(value, default):
-            raise InputError(
-                f"strategy.options.{key}={value!r} should be {type(default).__name__}, as its default {default!r}"
-            )
+        check_type(f"strategy.options.{key}", value, defaults[key])
 
 
 def check_values(spec: StrategySpec) -> None:
@@ -435,11 +431,3 @@ def check_values(spec: StrategySpec) -> None:
             continue
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= minimum:
             raise InputError(f"strategy.options.{key}={value} should be at least {minimum:g}")
-
-
-def _matches_default(value: Any, default: Any) -> bool:
-    if default is None or value is None:
-        return default is None
-    if isinstance(default, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is type(default)

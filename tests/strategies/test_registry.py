@@ -130,6 +130,12 @@ def test_the_class_may_be_that_of_a_strategy_from_which_a_yaml_inherits(dists):
 
 def test_options_may_be_left_out():
     assert registry.create_strategy(simulated_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
+    for options, line in (
+        ({"stragler_rank": 1}, "strategy simulated has no option 'stragler_rank'; did you mean 'straggler_rank'"),
+        ({"step_s": "fast"}, "strategy.options.step_s='fast' should be float, as its default 0."),
+    ):
+        with pytest.raises(InputError, match=line):
+            simulated_spec(options=options)
     assert registry.missing_packages(["json", "no_such_package_x", "numpy"]) == ["no_such_package_x"]
     assert registry.install_hint("no_such_package_x") == "pip install no_such_package_x"
     assert registry.install_hint("torch") == "pip install 'scalebench-train[torch]'"

@@ -93,8 +93,8 @@ def feed_batches(
 
     A source that gives tensors is a loader of the user's, which pins them or not.
 
-    `feed`: host and disk take each batch from the source; fixed yields the first batch each time; device keeps the
-    whole dataset on the device. The last two have nothing to prepare, so that `prefetch_mode` (none, queue, device)
+    `feed`: host takes each batch from the source; fixed yields the first batch each time; device keeps the whole
+    dataset on the device. The last two have nothing to prepare, so that `prefetch_mode` (none, queue, device)
     concerns the others only.
     """
     if feed == "device" and isinstance(source, Source):

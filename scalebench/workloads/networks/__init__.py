@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from scalebench.core import plugins
-from scalebench.core.errors import InputError, PluginError, unknown_name_message
+from scalebench.core.errors import InputError, PluginError, check_type, unknown_name_message
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
 from scalebench.workloads.networks import cifar10_cnns, imagenet_cnns, language_models, resnet, simple
@@ -190,10 +190,5 @@ def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any])
     for key, value in options.items():
         if key not in defaults and ANY_OPTION not in defaults:
             raise InputError(unknown_name_message(f"option of model '{name}'", key, defaults))
-        if defaults.get(key) is None or defaults[key] is NO_DEFAULT:  # there is no type to compare with
-            continue
-        expected = type(defaults[key])
-        if not (type(value) is expected or (expected is float and type(value) is int)):
-            raise InputError(
-                f"model.options.{key}={value!r} should be {expected.__name__}, as its default {defaults[key]}"
-            )
+        if defaults.get(key) is not NO_DEFAULT:
+            check_type(f"model.options.{key}", value, defaults.get(key))

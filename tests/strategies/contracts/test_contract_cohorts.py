@@ -1,19 +1,14 @@
-"""Strategies of each adapter family in a cohort train as by themselves; a hang and Ctrl-C end a real collective."""
-
-import signal
+"""Strategies of each adapter family in a cohort train as by themselves; a hang ends a real collective."""
 
 import numpy as np
 import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.result import read_result
-from scalebench.core.run_folder import RESULT_FILE
 from scalebench.runner.parent import RunRequest, run_spec
 from scalebench.sweeps.cohort import Cohort
 from scalebench.testing import FaultContract
 from scalebench.workloads import datasets
-from tests.builders.runs import find_running
 
 pytestmark = pytest.mark.real
 FAMILIES = (
@@ -88,20 +83,3 @@ def test_an_all_reduce_that_a_stopped_rank_never_enters_is_a_timeout_with_its_st
     stopped, waiting = ((folder / f"rank{rank}.log").read_text() for rank in (1, 0))
     assert "most recent call first" in stopped and "strategy_worker.py" in stopped
     assert "most recent call first" in waiting and "backward" in waiting, "it waits where gradients are exchanged"
-
-
-def test_ctrl_c_ends_ranks_in_their_collectives(tmp_path):
-    """Of a run that trains for a minute; the signal is that of a terminal, to this process."""
-    pids = set()
-
-    def interrupt(progress):
-        if len(progress) == 2 and all(rank.phase == "measure" for rank in progress):
-            pids.update(rank.pid for rank in progress)
-            signal.raise_signal(signal.SIGINT)
-
-    spec = make_spec("ddp_gloo", 2, tmp_path, "measure.min_s=60", "measure.max_s=60", "measure.target=0.0001")
-    with pytest.raises(KeyboardInterrupt):
-        run_spec(spec, tmp_path / "run", interrupt)
-    result = read_result(tmp_path / "run" / RESULT_FILE)
-    assert (result.status, result.reason) == ("cancelled", "cancelled while it ran")
-    assert len(pids) == 2 and not find_running(pids)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scalebench.measure.timed_loop import LoopPhase, TimedLoop
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.precision import CompiledModel
@@ -59,26 +58,6 @@ def test_gradients_are_synchronized_once_per_step(strategy, source, name):
         assert adapter.backend_used() == "gloo"
         adapter.close()
     assert actual[0] == actual[1] >= 6
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_synchronization_can_be_switched_off_and_on(strategy, source, name):
-    adapter = strategy(name, train__accumulate=3)
-    observed = []
-
-    def decide(series):
-        observed.append(len(series.seconds))
-        adapter.set_gradient_sync(len(series.seconds) % 2 == 0)
-        return len(series.seconds) == 4
-
-    adapter.train(TimedLoop(adapter, adapter.feed(source()), [LoopPhase("some", lambda before: 2, decide)]))
-    assert observed == [1, 2, 3, 4]
-    if "ddp" in name:
-        adapter.set_gradient_sync(False)
-        assert adapter.backend_used() is None
-        adapter.set_gradient_sync(True)
-        adapter.profile(2, None)  # anew
-        assert adapter.backend_used() == "gloo"
 
 
 @pytest.mark.parametrize("name", NAMES)
