@@ -1,6 +1,5 @@
 """The command line and its exit statuses, in this process and as a program."""
 
-import json
 import os
 import sys
 import types
@@ -111,18 +110,6 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call, tmp_path):
     assert out == ["[1/1] simulated gpus=2: done before, kept", "1 run; nothing was started"]
     assert call(*words, "resume=true")[0] == 0
     assert (folder / "result.json").read_bytes() == before
-
-
-ALPHA = ("strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder")
-
-
-def test_an_unsupported_run_alone_is_a_result_and_status_1(call):
-    status, out, err = call(*ALPHA, "gpus=8", "hydra.run.dir=here")
-    assert (status, err) == (1, [])
-    message = json.loads(Path("here/result.json").read_text())
-    assert message["status"] == "unsupported" and message["ranks"] == []
-    assert message["reason"].startswith("hardware=alpha is another machine (8 x A100 SXM4 40GB a node, behind slurm)")
-    assert f"- horovod_nccl 8 devices  unsupported: {message['reason']}" in out
 
 
 @pytest.mark.parametrize(("strict", "expected"), [("false", 0), ("true", 1)])

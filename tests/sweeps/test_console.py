@@ -46,14 +46,6 @@ def test_lines_are_neither_broken_nor_markup_and_a_pause_is_one(capsys):
     assert "[pause]" in read_output(console) and capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_exceptions_pass_through_an_activity_line(terminal, capsys):
-    console = terminal_console() if terminal else consoles.Console()
-    with pytest.raises(KeyError), console.show_line("data"):
-        raise KeyError
-    assert not capsys.readouterr().out
-
-
 def measuring(steps, samples_per_s, elapsed_s, **facts):
     return RankProgress(0, 1, "measure", 0.0, steps, samples_per_s, elapsed_s, 30.0, **facts)
 

@@ -1,14 +1,11 @@
 """What a job of SLURM runs."""
 
-import os
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from scalebench.cluster.submit import JOB_MODULE, Submission, read_submission, write_submission
-from scalebench.core import process
 from scalebench.core.json_files import write_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, remove_run
@@ -24,46 +21,6 @@ def write_job(folder, *units):
     runs = [{f"../{number}": None for number in unit} for unit in units] or [{".": None}]
     folder.mkdir(exist_ok=True)
     write_json(folder / JOB_RUNS_FILE, JobRuns(runs))
-
-
-@pytest.fixture(autouse=True)
-def handlers():
-    """It is the only thing that its process does, and leaves its handlers."""
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for sign, handler in before.items():
-        signal.signal(sign, handler)
-    process.cancelled.clear()
-
-
-def replaced(monkeypatch, run):
-    monkeypatch.setattr(job_main, "run_spec", run)
-
-
-def test_a_job_performs_the_run_of_its_folder(tmp_path, monkeypatch, capsys):
-    spec = simulated_spec(gpus=2)
-    write_spec(spec, tmp_path)
-    write_job(tmp_path)
-    requests = []
-
-    def run(*words):
-        requests.append(words)
-        return record("simulated", gpus=2, status="failed", reason="failed as configured")
-
-    replaced(monkeypatch, run)
-    job_main.run_job(str(tmp_path))
-    assert requests == [(spec, tmp_path)]
-    assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: failed as configured\n"
-
-
-def test_sigterm_cancels_the_run(tmp_path, monkeypatch, capsys):
-    """Whatever handler stood there before."""
-    write_spec(simulated_spec(), tmp_path)
-    write_job(tmp_path)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or process.wait_until(lambda: False, 10.0))
-    job_main.run_job(str(tmp_path))
-    assert capsys.readouterr().out == "scalebench: cancelled\n"
 
 
 @pytest.mark.parametrize("lacking", [SPEC_FILE, RESULT_FILE])
@@ -109,7 +66,9 @@ def test_runs_of_a_unit_take_turns_and_units_follow_each_other(tmp_path, capsys)
     assert capsys.readouterr().out == 3 * "scalebench: simulated gpus=1 ok\n"
 
 
-def test_runs_that_had_no_room_beside_the_others_get_another_chance_and_are_then_done_alone(tmp_path, monkeypatch):
+def test_runs_that_had_no_room_beside_the_others_get_another_chance_and_are_then_done_alone(
+    tmp_path, monkeypatch, capsys
+):
     """Their folders were removed, but a program that is started again still finds the job that does them."""
     cohorts, alone = [], []
 
@@ -130,10 +89,16 @@ def test_runs_that_had_no_room_beside_the_others_get_another_chance_and_are_then
         write_submission(Submission("7", 0.0), tmp_path / str(number))
     write_job(tmp_path / "job0", [0, 1, 2])
     monkeypatch.setattr(job_main, "Cohort", OneOfThree)
-    replaced(monkeypatch, lambda spec, folder: alone.append((spec.flags, folder.name)) or record())
+
+    def run_alone(spec, folder):
+        alone.append((spec.flags, folder.name))
+        return record(status="failed", reason="no room", block_s=None)
+
+    monkeypatch.setattr(job_main, "run_spec", run_alone)
     job_main.run_job(str(tmp_path / "job0"))
     assert cohorts == [[0, 1, 2], [1, 2]] and alone == [(["not_in_turns"], "1"), (["not_in_turns"], "2")]
     assert [read_submission(tmp_path / str(number)).job_id for number in range(3)] == ["7"] * 3
+    assert capsys.readouterr().out.splitlines()[1:] == ["scalebench: ddp gpus=1 failed: no room"] * 2
 
 
 def make_folder(folder):

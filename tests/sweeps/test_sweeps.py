@@ -85,12 +85,6 @@ def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers
     assert record is not None and [run.number for run in record.runs] == [2, 0, 3, 1] and not record.missing(Path("s"))
 
 
-def test_a_bad_sweep_leaves_the_folder_of_somebody_else_alone(sweep):
-    Path("s").mkdir()
-    Path("s/note.txt").touch()
-    assert sweep("gpus=1,0")[0] == 2 and Path("s/note.txt").exists()
-
-
 class BatchSweeper(Sweeper):
     """A sweeper of somebody else, which lists one run after the other."""
 

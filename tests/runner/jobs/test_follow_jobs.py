@@ -99,14 +99,6 @@ def test_an_adopted_run_without_a_job_id_is_a_failed_result(left, word, tmp_path
     assert result.status == "failed" and result.reason is not None and word in result.reason
 
 
-def test_a_pause_ends_at_ctrl_c(monkeypatch):
-    monkeypatch.setattr(process, "cancelled", process.threading.Event())
-    follow.sleep_until_cancelled(0.001)
-    process.cancelled.set()
-    with pytest.raises(KeyboardInterrupt):
-        follow.sleep_until_cancelled(60.0)
-
-
 # The follower ends all jobs when the sweep is cancelled.
 def cancel_at(sweep, after_s):
     """The results after somebody pressed Ctrl-C then, and line yes."""
