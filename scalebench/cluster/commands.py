@@ -86,10 +86,6 @@ class Slurm:
         """Return the path of a command; None where there is no such command."""
         return shutil.which(name) if self._bin is None else shutil.which(name, path=self._bin)
 
-    def has(self, name: str) -> bool:
-        """Return whether there is such a command."""
-        return self.path(name) is not None
-
     def run(
         self,
         name: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +17,6 @@ NOISE = re.compile(r"^([IWEF]\d{4} |Warning: ).*$", re.MULTILINE)
 
 class KubectlError(Exception):
     pass
-
-
-def has_kubectl() -> bool:
-    return shutil.which("kubectl") is not None
 
 
 class Kubectl:

@@ -64,7 +64,7 @@ def check_slurm(slurm: Slurm, config: Config) -> tuple[list[CheckResult], list[P
     """Check the answers of SLURM's commands, and return the nodes of the partition. Nothing is changed or started."""
     wants = config.hardware.slurm
     try:
-        if not slurm.has("sbatch"):
+        if slurm.path("sbatch") is None:
             raise SlurmError(f"no sbatch on {wants.bin or 'the PATH'}; hardware.slurm.bin names its folder")
         version = slurm.run("sbatch", "--version").strip()
         nodes = partition.read_nodes(slurm)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 
 from scalebench.cluster.commands import Slurm, find_site, in_allocation
-from scalebench.cluster.kubectl import has_kubectl
 from scalebench.config import horovod_build
 from scalebench.config.placement import Placement, find_binding_problem
 from scalebench.core.machine import cuda_builds, machine, private_network
@@ -18,8 +17,8 @@ from scalebench.workloads import user_code
 # By scheduler, the command that submits jobs, and whether jobs can be submitted or this process runs in one.
 CLUSTERS: dict[str, tuple[str | None, Callable[[HardwareSpec], bool]]] = {
     "none": (None, lambda hardware: bool(hardware.hosts)),
-    "slurm": ("sbatch", lambda hardware: in_allocation() or Slurm(hardware.slurm.bin).has("sbatch")),
-    "kubernetes": ("kubectl", lambda hardware: has_kubectl()),
+    "slurm": ("sbatch", lambda hardware: in_allocation() or Slurm(hardware.slurm.bin).path("sbatch") is not None),
+    "kubernetes": ("kubectl", lambda hardware: shutil.which("kubectl") is not None),
 }
 
 

@@ -352,11 +352,12 @@ def describe_start(progress: CohortProgress) -> str:
 
 def describe_queue(queue: QueueState) -> str:
     """Return a line such as `4 of 10 runs over, 2 running, 3 pending (Priority), 1 not submitted yet`."""
-    runs = queue.over + queue.running + queue.pending + queue.waiting
+    running = len(queue.runs)
+    runs = queue.over + running + queue.pending + queue.waiting
     reason = f" ({queue.reason})" if queue.reason else ""
     parts = [
         f"{queue.over} of {runs} run{'' if runs == 1 else 's'} over",
-        f"{queue.running} running" if queue.running else "",
+        f"{running} running" if running else "",
         f"{queue.pending} pending{reason}" if queue.pending else "",
         f"{queue.waiting} not submitted yet{f' ({queue.limit})' if queue.limit else ''}" if queue.waiting else "",
         f"no answer from SLURM: {queue.error}" if queue.error else "",

@@ -43,17 +43,6 @@ def record_in(folder, rank=0):
     return record
 
 
-def test_a_rank_that_succeeds_is_ok(folder):
-    assert worker.main([str(folder)]) == 0
-    record = record_in(folder)
-    assert (record.status, record.reason, record.rank, record.pid) == ("ok", None, 0, os.getpid())
-    assert list(record.marks_s) == ["launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end"]
-    assert list(record.marks_s.values()) == sorted(record.marks_s.values())
-    assert record.threads == simulated_spec().places[0].threads
-    assert record.affinity == sorted(os.sched_getaffinity(0))
-    assert record.cpu_s is not None and record.rss_anon_peak_bytes is not None
-
-
 @pytest.mark.gpu
 def test_a_rank_on_gpus_names_them(folder, monkeypatch):
     """Their numbers alone say nothing under CUDA_VISIBLE_DEVICES."""

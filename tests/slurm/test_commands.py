@@ -34,13 +34,13 @@ def read_golden(name):
 
 def test_a_command_is_searched_in_the_folder_or_on_the_path(tools, tmp_path, monkeypatch):
     tools.put("sbatch", out="h1\nh2\n", err="a warning\n")
-    assert tools.slurm.path("sbatch") == str(tools.folder / "sbatch") and not tools.slurm.has("srun")
+    assert tools.slurm.path("sbatch") == str(tools.folder / "sbatch") and tools.slurm.path("srun") is None
     assert tools.slurm.run("sbatch", "show", "h[1-2] $HOME;") == "h1\nh2\n"
     assert tools.calls("sbatch") == ["show h[1-2] $HOME;"], "arguments are passed unchanged"
     monkeypatch.setenv("PATH", str(tools.folder))
     assert Slurm().path("sbatch") == str(tools.folder / "sbatch")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert Slurm("~/slurm bin").has("sbatch")
+    assert Slurm("~/slurm bin").path("sbatch")
 
 
 def test_variables_that_change_the_output_are_not_passed_on(tools, monkeypatch):

@@ -74,13 +74,6 @@ def test_a_run_in_its_own_unfinished_folder_replaces_files_of_runs_and_refuses_o
     assert set(os.listdir("r")) == {".hydra", "rank0.json", "rank0.log", "result.json", "spec.json"}
 
 
-def test_files_of_hydra_may_be_elsewhere(call):
-    assert call(*SHORT, "hydra.run.dir=r", "hydra.output_subdir=conf")[0] == 0
-    words = ["hydra.sweep.dir=s", "hydra.output_subdir=conf"]
-    assert call(*SWEEP, *words)[0] == 0
-    assert read_result(Path("r/result.json")).status == read_result(Path("s/0/result.json")).status == "ok"
-
-
 @pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
 def test_a_sweep_touches_nothing_but_its_own_runs(call, resume):
     """A user has made a folder `0` in the folder of a sweep that was cut short."""

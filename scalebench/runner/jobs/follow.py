@@ -219,7 +219,7 @@ class JobFollower:
         result = jobs_of_slurm.read_job_result(request.folder)
         if result is not None:
             waited_s = now_s - job.result_s.setdefault(request.folder, now_s)
-            may_change = jobs_of_slurm.scheduler_may_explain(result) and job.over_s is None
+            may_change = result.status in jobs_of_slurm.UNEXPLAINED and job.over_s is None
             if may_change and waited_s < EXPLAIN_LIMIT_S:
                 return None
             return jobs_of_slurm.amend_result(result, job, request, self._slurm)

@@ -23,6 +23,7 @@ from scalebench.runner.parent import RunRequest, StartedRun
 
 # Ends from outside the run; failures that ranks report then follow from them.
 EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}
+UNEXPLAINED = ("failed", "cancelled")  # which the scheduler may know better: a process that is killed cannot tell why
 MAX_LOG_BYTES, MAX_LOG_LINE_CHARACTERS = 1 << 20, 200
 
 
@@ -87,10 +88,6 @@ class QueueState:
     error: str | None = None  # why the scheduler does not answer
     limit: str | None = None  # on submitted jobs, which the others wait for
 
-    @property
-    def running(self) -> int:
-        return len(self.runs)
-
 
 def read_job_result(folder: Path) -> Result | None:
     """Return the result that the job left; None before that, and where it is incomplete. The folder is listed, since
@@ -101,15 +98,10 @@ def read_job_result(folder: Path) -> Result | None:
         return None
 
 
-def scheduler_may_explain(result: Result) -> bool:
-    """Return whether the scheduler may explain a result better: a process that is killed cannot tell why."""
-    return result.status in ("failed", "cancelled")
-
-
 def amend_result(result: Result, job: Job, request: RunRequest, slurm: Slurm) -> Result:
     """Add the scheduler's facts to a result that the job left, and rewrite its file if they change it."""
     outcome = None
-    if job.state is not None and scheduler_may_explain(result) and job.state.state in EXTERNAL_ENDS:
+    if job.state is not None and result.status in UNEXPLAINED and job.state.state in EXTERNAL_ENDS:
         ranks = {rank.rank: rank for rank in result.ranks}
         records = [*map(ranks.get, range(result.scale.processes))]
         outcome = collect.keep_figures(RunOutcome(*classify_end(job.state)), records, request.spec.services)
