@@ -109,18 +109,6 @@ def test_synchronization_takes_time_while_it_is_on(slept):
     assert slept == [10.0]
 
 
-def test_a_broadcast_is_a_barrier(meet):
-    arrived = []
-
-    def work(strategy):
-        time.sleep(0.1 * strategy.place.rank)
-        arrived.append(strategy.place.rank)
-        strategy.broadcast(0.0)
-        return len(arrived)
-
-    assert meet(work, 3) == [3, 3, 3]
-
-
 def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet):
     def steps(strategy):
         begin_s = time.monotonic()
