@@ -16,10 +16,7 @@ from omegaconf import OmegaConf
 from scalebench.analysis.read_runs import Unreadable
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.config_files import read_strategy_config, strategy_option_defaults
-from scalebench.core.errors import InputError
 from scalebench.core.machine.variables import mask_credentials
-from scalebench.core.result import Result, read_result
-from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.untrusted import MAX_LIST_BYTES, FileRefused, read_plain_file, read_text_list
 from scalebench.report.tables import SORT_COLUMNS, find_missing_baselines
 
@@ -32,14 +29,7 @@ CONFIG_DIR = re.compile(r"^ *- path: (/[^'\"\n]+)\n +schema: file\n +provider: c
 ENVIRONMENT_VALUE = re.compile(r"\$\{\s*oc\.(env|decode)\b")
 RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
 AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # PyTorch's strategies resolve backend=auto to these.
-FLOAT32 = "train.precision=float32"
 DEVICE_COUNT = re.compile(r"(?<= gpus=)(\d+)(?= |$)")
-# Column of the frame, key of the command line, and the default value, which the command leaves out.
-SETTINGS = (
-    ("precision", "train.precision", "default"), ("data_format", "train.data_format", "default"),
-    ("feed", "dataset.feed", "host"), ("prefetch", "dataset.prefetch", "none"), ("bind", "hardware.bind", "numa"),
-    ("seed", "seed", 0),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,13 +43,12 @@ class Recipe:
     page: str = ""
 
 
-def make_command(row: Mapping[str, Any], unreadable: Unreadable | None = None) -> str:
-    """Make the sweep that repeats a row of the frame with its baselines.
-
-    It is made from what was typed, if Hydra's record of it is in the run's folder, else from the row's columns, which
-    do not hold everything. A record of Hydra's that cannot be used is added to `unreadable`.
-    """
-    overrides = _read_overrides(row, unreadable) or _make_overrides(row)
+def make_command(row: Mapping[str, Any], unreadable: Unreadable | None = None) -> str | None:
+    """Make the sweep that repeats a row of the frame with its baselines, from what was typed; None without Hydra's
+    record of that in the run's folder. One that cannot be used is added to `unreadable`."""
+    overrides = _read_overrides(row, unreadable)
+    if overrides is None:
+        return None
     if (row.get("repeats") or 1) > 1:
         overrides = [override for override in overrides if not override.startswith(("repeat=", "measure.repeats="))]
         overrides.append(f"measure.repeats={row['repeats']}")
@@ -73,13 +62,10 @@ def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = 
     counts: dict[tuple[str, str], dict[str, None]] = {}  # Numbers of devices, by the text around them.
     for row in rows:
         overrides = _read_overrides(row, unreadable)
-        if any(override.startswith("repeat=") for override in overrides):
-            measure = (result.spec if (result := _read_result(row)) is not None else {}).get("measure")
-            repeats = measure.get("repeats") if isinstance(measure, dict) else None
-            if isinstance(repeats, int) and repeats > 1:  # This setting numbered the run, and will again.
-                overrides = [override for override in overrides if not override.startswith("repeat=")]
-        # With these, the same sweep would leave out the same baselines again.
-        overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
+        if overrides is None:
+            continue
+        # measure.repeats numbers runs anew; without the baselines the same sweep would leave them out again.
+        overrides = [each for each in overrides if not each.startswith(("repeat=", "baseline=bare", "baseline=none"))]
         head, *rest = DEVICE_COUNT.split(_join_command(overrides, row), maxsplit=1)
         counts.setdefault((head, "".join(rest[1:])), {}).update(dict.fromkeys(rest[:1]))
     # One sweep for all numbers of devices: each of several would run the same baselines again.
@@ -99,11 +85,13 @@ def _join_command(overrides: list[str], row: Mapping[str, Any]) -> str:
     return f"scalebench --multirun {shlex.join([*folders, *overrides, *missing])}"
 
 
-def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> list[str]:
-    """Return what the user typed, without Hydra's own keys and without passwords of addresses; empty if no record of it
+def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> list[str] | None:
+    """Return what the user typed, without Hydra's own keys and without passwords of addresses; None if no record of it
     can be used."""
     folder = Path(str(row["path"]))
     try:
+        if not (folder / OVERRIDES_FILE).exists():
+            return None
         overrides = read_text_list(folder, OVERRIDES_FILE)
         if any(map(ENVIRONMENT_VALUE.search, overrides)):
             raise FileRefused("takes values from the environment of the one who repeats it; type them yourself")
@@ -111,32 +99,8 @@ def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> li
         line = (folder / OVERRIDES_FILE, f"{folder / OVERRIDES_FILE} {getattr(error, 'strerror', None) or error}")
         if unreadable is not None and line not in unreadable:
             unreadable.append(line)
-        return []
-    return [mask_credentials(override) for override in overrides if not override.startswith("hydra.")]
-
-
-def _read_result(row: Mapping[str, Any]) -> Result | None:
-    """Return the record of a row; None where it has been removed since."""
-    try:
-        return read_result(Path(str(row["path"])) / RESULT_FILE)
-    except InputError:
         return None
-
-
-def _make_overrides(row: Mapping[str, Any]) -> list[str]:
-    overrides = [f"{name}={row[name]}" for name in ("model", "dataset", "hardware", "strategy", "scaling", "gpus")]
-    batch = "global_batch" if row["scaling"] == "strong" else "batch_per_device"
-    overrides.append(f"train.{batch}={row[batch]}")
-    overrides += [f"strategy.options.{word}" for word in (row["options"] or "").split()]
-    overrides += [f"{key}={row[column]}" for column, key, default in SETTINGS if row[column] not in (None, default)]
-    result = _read_result(row) if FLOAT32 in overrides else None
-    if result is not None and result.scale.device == "cpu":  # On a CPU float32 is the default.
-        overrides.remove(FLOAT32)
-    if row["device_ids"] is not None:
-        overrides.append(f"hardware.device_ids=[{row['device_ids'].replace(' ', ',')}]")
-    if row["environment"] is not None:
-        overrides.append(f"hardware.environment={{{row['environment'].replace('=', ':').replace(' ', ',')}}}")
-    return overrides
+    return [mask_credentials(override) for override in overrides if not override.startswith("hydra.")]
 
 
 def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None = None) -> Recipe | None:

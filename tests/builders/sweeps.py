@@ -141,6 +141,9 @@ def write_results(folder, results):
     for number, result in enumerate(results, first):
         (folder / str(number)).mkdir(parents=True)
         write_result(result, folder / str(number))
+        (folder / str(number) / ".hydra").mkdir()
+        typed = f"- strategy={result.scale.strategy}\n- gpus={result.scale.gpus}\n"
+        (folder / str(number) / ".hydra" / "overrides.yaml").write_text(typed)
 
 
 def failed_run(strategy="ddp_gloo", gpus=8, status="failed", **changes):

@@ -99,7 +99,7 @@ def test_bad_overrides_are_one_line(text, tmp_path, capsys):
     write_run(tmp_path / "0", 0, text, gpus=2)
     out, (line,) = run_command(capsys, "show", tmp_path)
     assert "scalebench: left out: " in line and "overrides.yaml" in line
-    assert "for the missing baselines: scalebench --multirun strategy=ddp gpus=2" in out
+    assert "for the missing baselines" not in out
 
 
 def test_commands_have_no_passwords(tmp_path, capsys):

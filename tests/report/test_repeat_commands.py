@@ -3,16 +3,13 @@
 import ast
 import json
 import os
-import shlex
 import subprocess
 import sys
 
 import pytest
 
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.config.compose import compose_config
 from scalebench.core.config_files import read_strategy_config
-from scalebench.core.result import write_result
 from scalebench.report.document import Paragraph
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import load_report_data
@@ -20,7 +17,6 @@ from scalebench.report.sections.answer import list_evidence
 from scalebench.strategies.registry import built_in_strategies, missing_packages
 from tests.builders import sweeps
 from tests.builders.frames import pool_results
-from tests.builders.runs import record
 from tests.conftest import ROOT
 
 CONTROLS = {
@@ -91,13 +87,8 @@ def row(folder, **changes):
     return {**pooled_row, **changes}
 
 
-def compose_command(text):
-    arguments = shlex.split(text)
-    assert arguments[:2] == ["scalebench", "--multirun"]
-    return compose_config(arguments[2:])
-
-
 def test_the_command_repeats_the_recorded_overrides(tmp_path):
+    assert make_command(row(tmp_path)) is None
     (tmp_path / ".hydra").mkdir()
     overrides = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in overrides))
@@ -112,21 +103,6 @@ def test_the_command_repeats_the_recorded_overrides(tmp_path):
     (tmp_path / ".hydra" / "hydra.yaml").unlink()
     command = make_command(row(tmp_path, repeats=3))
     assert command == "scalebench --multirun strategy=ddp_gloo measure.repeats=3 gpus=2"
-
-
-def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_path):
-    columns = row(
-        tmp_path, model="mlp", dataset="random", hardware="local", options="bucket_cap_mb=1.0", feed="device",
-        device_ids="1 0", environment="NCCL_DEBUG=INFO A=b", bind="none", precision="bfloat16",
-    )  # fmt: skip
-    config = compose_command(make_command(columns))
-    assert (config.model.name, config.dataset.name, config.strategy.name) == ("mlp", "random", "ddp_gloo")
-    assert (config.gpus, config.scaling, config.train.batch_per_device) == (2, "weak", 10)
-    assert config.strategy.options["bucket_cap_mb"] == 1.0 and config.dataset.feed == "device"
-    assert config.hardware.device_ids == [1, 0] and config.hardware.environment == {"NCCL_DEBUG": "INFO", "A": "b"}
-    assert config.hardware.bind == "none" and config.train.precision == "bfloat16"
-    strong = compose_command(make_command({**columns, "scaling": "strong", "global_batch": 40}))
-    assert (strong.scaling, strong.train.global_batch) == ("strong", 40)
 
 
 @pytest.mark.slow
@@ -155,14 +131,3 @@ def test_the_lines_run(framework, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     problems = [line for line in done.stdout.splitlines() if line.startswith(tuple(cases)) or "Error" in line]
     assert problems == [], done.stdout[-4000:]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("device", "is_named"), [("cuda", True), ("cpu", False), (None, True)])
-def test_float32_is_named_where_it_is_not_the_default(device, is_named, tmp_path):
-    """On a CPU it is; of a row whose record has been removed nobody knows."""
-    if device is not None:
-        result = record()
-        result.scale.device = device
-        write_result(result, tmp_path)
-    assert ("train.precision=float32" in make_command(row(tmp_path, precision="float32"))) == is_named

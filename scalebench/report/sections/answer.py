@@ -418,9 +418,11 @@ def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool)
     if advice.kind not in ("take", "tied"):
         compared = [each for _, each in (*advice.rows, *filter(None, [advice.one_device]))]
         command = make_command({**row, "repeats": verdicts.count_missing_repeats(*compared)}, report_data.unreadable)
-        yield doc.Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
+        if command is not None:
+            yield doc.Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
         return
-    yield doc.Code(make_command(row, report_data.unreadable), "sh", f"Measure {target} again", tags)
+    if command := make_command(row, report_data.unreadable):
+        yield doc.Code(command, "sh", f"Measure {target} again", tags)
     try:
         device = report_data.result(row["run_id"]).scale.device
     except (InputError, KeyError):  # its file has been removed since

@@ -161,5 +161,6 @@ def list_configurations(report_data: ReportData) -> Iterator[doc.Block]:
         text = f"{count} {'row lacks a baseline' if count == 1 else 'rows lack a baseline'} on one device, and with it"
         more = f" {len(commands) - MAX_COMMANDS} more commands are left out." if len(commands) > MAX_COMMANDS else ""
         yield doc.Paragraph(f"{text} speedup and efficiency; the remarks say which.{more}", "warning")
-        title = "Measures them together with what they are compared with"
-        yield doc.Code("\n".join(commands[:MAX_COMMANDS]), "sh", title)
+        if commands:
+            title = "Measures them together with what they are compared with"
+            yield doc.Code("\n".join(commands[:MAX_COMMANDS]), "sh", title)
