@@ -178,19 +178,6 @@ def test_replicas_without_synchronization_stop_at_a_common_deadline(rank, now):
     assert len(strategy.broadcasts) == 2
 
 
-def test_blocks_fit_between_two_points_of_the_curve():
-    cases = {(5, None): 5, (5, 100): 5, (60, 100): 50, (60, 101): 50, (4, 7): 3, (50, 10): 10, (1, 10): 1, (7, 1): 1}
-    assert {case: stopping_rule.fit_steps_to_interval(*case) for case in cases} == cases
-
-
-def test_a_training_with_a_stop_does_not_end_when_precise():
-    strategy = Rank(1, lambda value: 7.0)
-    phase = stopping_rule.create_training_phase(strategy, SETTINGS, lambda: 10, 4.0)
-    assert (phase.name, phase.limit_s, phase.start(series([0.01] * 5))) == ("measure", 4.0, 5)
-    assert not phase.decide(precise())
-    assert len(strategy.broadcasts) == 1, "no rank communicates at the end of a block"
-
-
 LOADING_S, STEP_S, DEVICE_SYNC_S, BROADCAST_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 1e6
 
 
