@@ -17,7 +17,7 @@ from scalebench.core import config_files, plugins
 from scalebench.core.config_files import LIST_KINDS
 from scalebench.core.machine import machine
 from scalebench.strategies import registry
-from tests.builders.plugins import CODE
+from tests.builders.plugins import CODE, strategy_yaml
 from tests.builders.plugins import dists as dists
 
 
@@ -86,12 +86,14 @@ def test_an_entry_has_its_options_with_defaults_and_remarks(capsys):
 
 
 def test_broken_plugins_have_their_line_and_hide_no_other(dists, capsys):
-    dists.strategy("sound", "sound-plugin", code="raise SystemExit")  # which nobody imports here
+    title = strategy_yaml("sound", description="a \x1b]0;title\x07 of a terminal")
+    dists.strategy("sound", "sound-plugin", yaml=title, code="raise SystemExit")  # which nobody imports here
     dists.strategy("unreadable", "u-plugin", yaml="a: [")
     dists.add("l-plugin", points={"models": {"lonely": "l:build"}})
     dists.strategy("ddp", "d-plugin")
     lines, entries = read_list(capsys, "strategies")
     assert lines.index("from sound-plugin") == next(i for i, line in enumerate(lines) if line.startswith("  sound")) - 1
+    assert "a \N{REPLACEMENT CHARACTER}]0;title" in entries["sound"] and not {"\x1b", "\x07"} & set("".join(lines))
     assert entries["sound"].startswith("yes") and entries["bare_torch"].startswith("yes")
     notes = dict(line.split(": ", 1) for line in lines if line.startswith("no ("))
     reasons = {name: notes[entries[name][: len("no (1)")]] for name in ("ddp", "unreadable")}

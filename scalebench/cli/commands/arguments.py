@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from scalebench.core.spec import Config
 
@@ -103,10 +104,17 @@ def count_verdicts(results: Iterable[Any], texts: Mapping[str, str]) -> str:
 
 
 def make_console() -> Console:
-    """Return a console for tables, in which brackets, as in scalebench-train[torch], are text and not markup."""
+    """Return a console for tables, in which brackets, as in scalebench-train[torch], are text and not markup, and the
+    texts of plugins do nothing to a terminal."""
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False)
+    from scalebench.core.untrusted import clean_text
+
+    class CleanConsole(Console):
+        def render_str(self, text: str, **settings: Any) -> Text:
+            return super().render_str(clean_text(text), **settings)
+
+    console = CleanConsole(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else PLAIN_WIDTH_CHARACTERS
     return console
 
