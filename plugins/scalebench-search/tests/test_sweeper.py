@@ -177,7 +177,7 @@ WRONG = [
     (["gpus=interval(1,2)"], "gpus=1.0"),
     ([RATE, "baseline=auto"], "baseline=auto: the trials of a search are compared with each other"),
     ([RATE, "measure.repeats=3"], "measure.repeats=3: a trial is one run; repeat the best one afterwards"),
-    ([RATE, "hydra.sweeper.n_trial=3"], "no key 'hydra.sweeper.n_trial'; did you mean 'hydra.sweeper.n_trials'?"),
+    ([RATE, "hydra.sweeper.n_trial=3"], "no key 'hydra.sweeper.n_trial'; scalebench --cfg hydra shows all"),
     ([RATE, "hydra.sweeper.objective=time_to_target_s"], "needs a target: set train.stop.target"),
 ]
 
