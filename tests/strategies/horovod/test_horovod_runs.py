@@ -1,13 +1,17 @@
-"""Complete runs with Horovod's options and with its timeline."""
+"""Complete runs with Horovod's options and with its timeline, from rank 0's weights, and of a rank that ends early."""
 
 import json
 
+import numpy as np
 import pytest
 
+from scalebench.core.spec import write_spec
+from scalebench.runner import launchers
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
+DIFFERENT_START = "tests.strategies.horovod.different_start_rank"
 
 MPI, GLOO, TF_MPI = "horovod_mpi", "horovod_gloo", "horovod_tensorflow_mpi"
 CHOICES = [
@@ -69,3 +73,16 @@ def test_strategies_without_a_timeline_have_a_reason(spec_of, tmp_path):
     spec = spec_of("ddp_gloo", "measure.timeline=true")
     actual = run(spec, tmp_path).sync.timeline
     assert actual is not None and (actual.file, actual.reason) == (None, "ddp_gloo has no timeline of its own")
+
+
+@pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_tensorflow_mpi", "lightning_horovod"])
+def test_all_ranks_start_from_the_weights_of_rank_0(strategy, spec_of, tmp_path):
+    spec = spec_of(strategy)
+    write_spec(spec, tmp_path)
+    ended = launchers.launch(spec, tmp_path, "start", module=DIFFERENT_START)
+    assert ended.exit_codes == [0, 0], (tmp_path / "rank1.log").read_text()
+    with np.load(tmp_path / "weights0.npz") as rank0, np.load(tmp_path / "weights1.npz") as rank1:
+        assert set(rank0) == set(rank1) and len(rank0) == 8
+        for name in rank0:
+            np.testing.assert_array_equal(rank0[name], rank1[name], err_msg=name)
+        assert np.abs(rank0["dense1/kernel"]).max() > 0
