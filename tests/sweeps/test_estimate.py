@@ -7,7 +7,6 @@ import pytest
 from scalebench.core.spec import StopSpec, TrainSpec
 from scalebench.sweeps.estimate import (
     PROBE_PHASES,
-    SETUP_S,
     TimeEstimate,
     estimate_s,
     format_about,
@@ -22,16 +21,6 @@ def spec(gpus=1, strategy="simulated", **changes):
     made = simulated_spec(gpus=gpus, measure=MEASURE, **changes)
     made.config.strategy.name = strategy
     return made
-
-
-@pytest.mark.parametrize("framework", ["none", "torch", "a new one"])
-def test_an_estimate_is_start_up_and_measuring(framework):
-    one = simulated_spec(measure={"min_s": 1.0, "max_s": 5.0})
-    one.config.strategy.framework = framework
-    start_s = SETUP_S.get(framework, 4.0)
-    assert estimate_s(one) == (1.0 + start_s, pytest.approx(5.0 + 0.1 + start_s)), "0.1 s of warm-up at the most"
-    one.config.measure.probes, one.config.measure.probe_s = True, 2.0
-    assert estimate_s(one)[0] == 1.0 + start_s + PROBE_PHASES * 2.0
 
 
 def test_similar_runs_count_before_the_settings():

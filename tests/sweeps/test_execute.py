@@ -64,12 +64,6 @@ def test_runs_without_time_wait_and_are_left_out(tmp_path):
     assert [run.label for run in sweep.record.left_out] == ["simulated gpus=2", "simulated gpus=4"]
 
 
-def test_fast_runs_leave_time_for_waiting_runs(tmp_path):
-    sweep, alone, _ = timed_sweep(tmp_path, 0.6, 1.0)  # 36 s: for two
-    assert [run.spec.gpus for run in do(sweep, planned(1, 2, 4), alone=alone)] == [1, 2, 4]
-    assert not sweep.record.left_out
-
-
 def in_turns(*counts, bare=None):
     specs = [simulated_spec(gpus=gpus, measure=MEASURE | {"order": "auto"}, size=1000) for gpus in counts]
     return [SweepRun([], spec, bare=bare or specs[0].fingerprint) for spec in specs]

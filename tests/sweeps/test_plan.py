@@ -156,17 +156,6 @@ def test_rounds_are_refused_where_each_run_is_a_job(tmp_path, monkeypatch):
         plan(*words[:2], word)
 
 
-def test_runs_of_one_repeat_and_model_take_turns():
-    runs = plan("strategy=ddp_gloo", "gpus=2", "measure.repeats=2")
-    keys = [plan_module.cohort_key(run.spec) for run in runs]
-    assert len(runs) == 6
-    assert keys == [keys[0]] * 3 + [keys[3]] * 3
-    assert keys[0] != keys[3]
-    bare = next(run for run in runs if run.spec.config.strategy.name == "bare_torch")
-    assert {run.bare for run in runs} == {bare.spec.fingerprint}
-    assert {plan_module.cohort_key(run.spec) for run in plan("gpus=1,2", "measure.order=given")} == {None}
-
-
 @pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
 def test_random_order_is_within_each_repeat_and_fixed_by_the_seed(repeats):
     words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
