@@ -275,7 +275,7 @@ RAN = "return [window.ran, document.images.length, document.querySelectorAll('sc
 def test_nothing_in_a_result_runs(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
     report_data = load_report_data([tmp_path / "sweep"])
-    open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections()))
+    open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections()), height=4000)  # down to the charts
     browser.execute_script(OPEN_ALL)
     for filter_box in browser.find_elements(By.CSS_SELECTOR, "#filters input"):
         filter_box.click()
@@ -287,7 +287,7 @@ def test_nothing_in_a_result_runs(browser, tmp_path):
     assert browser.find_element(By.CSS_SELECTOR, ".plot .xtick").text.startswith("\"'><img src=x")
     assert browser.get_log("browser") == []
     page = write(report_data, tmp_path / "report.html", nasty_sections("n" * 400))
-    open_page(browser, page, pixels=390)  # which long words do not make wide
+    open_page(browser, page, pixels=390, height=8000)  # which long words do not make wide
     browser.execute_script(OPEN_ALL)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
 
