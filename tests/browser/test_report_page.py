@@ -275,7 +275,8 @@ RAN = "return [window.ran, document.images.length, document.querySelectorAll('sc
 def test_nothing_in_a_result_runs(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
     report_data = load_report_data([tmp_path / "sweep"])
-    open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections()), height=4000)  # down to the charts
+    page = write(report_data, tmp_path / "report.html", nasty_sections())
+    open_page(browser, page, height=4000)  # down to the charts
     browser.execute_script(OPEN_ALL)
     for filter_box in browser.find_elements(By.CSS_SELECTOR, "#filters input"):
         filter_box.click()
