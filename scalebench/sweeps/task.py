@@ -128,10 +128,10 @@ class SweepSession:
             self.show_plan(planned, jobs, sweep_dir, several=True)
             return []
         plan.check_folders(planned, self._is_resumed)
-        if not self._is_resumed:
-            cluster_runs.refuse_running(submitted)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.console)
         sweep = self.begin_sweep(planned, sweep_dir)
+        if not self._is_resumed:  # and no other program waits for them: it would have the folder
+            cluster_runs.refuse_running(submitted)
         self.folder = sweep_dir
         if is_whole:  # another sweeper has written it
             OmegaConf.save(self.config, sweep_dir / MULTIRUN_FILE)
