@@ -49,12 +49,12 @@ def ask_all(self, request, subtests):
 
 
 def check_listeners(spec, listeners):
-    """Several ranks of a framework have met, those that would serve strangers in a network of their own. Independent
-    replicas meet too briefly to be always seen."""
+    """Several ranks of a framework have met, those that would serve strangers in a network of their own; independent
+    replicas need not."""
     is_private = private_network.is_wanted(spec.config) and private_network.find_kernel_problem() is None
     assert not [each for each in listeners if is_open(each)] or private_network.opens_ports(spec.config)
-    is_brief = spec.config.strategy.framework == "none" or spec.config.strategy.name.startswith("independent")
-    if spec.processes > 1 and not is_brief:
+    strategy = spec.config.strategy
+    if spec.processes > 1 and strategy.framework != "none" and not strategy.independent:
         assert listeners and any(each.is_private for each in listeners) == is_private
 
 
